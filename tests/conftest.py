@@ -1,0 +1,50 @@
+"""Which backends this machine can run, and hypothesis' profiles.
+
+Without a GPU the Triton kernel runs in triton's interpreter, which must be asked for before triton is imported.
+"""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+_common = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+settings.register_profile("ci", derandomize=True, max_examples=60, **_common)
+settings.register_profile("random", max_examples=500, **_common)  # HYPOTHESIS_PROFILE=random: a campaign
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+gpu = pytest.mark.gpu
+BACKENDS = [
+    pytest.param(("reference", "cpu"), id="reference"),
+    pytest.param(("torch", "cpu"), id="torch"),
+    pytest.param(
+        ("triton", "cpu"), id="triton-interpreted", marks=pytest.mark.skipif(HAS_GPU, reason="compiled here instead")
+    ),
+    pytest.param(("torch", "cuda"), id="torch-cuda", marks=gpu),
+    pytest.param(("triton", "cuda"), id="triton-cuda", marks=gpu),
+]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("gpu") and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(params=BACKENDS)
+def on(request):
+    """(backend, device) pairs that must all give the same numbers."""
+    return request.param
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Make the Triton kernel cross tile boundaries in short windows: tiles of 2 rows by 8 steps."""
+    from vtrace_plugins._core import launch
+
+    monkeypatch.setattr(launch, "choose_tile", lambda *args, **kwargs: (2, 8))

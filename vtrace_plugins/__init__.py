@@ -1,0 +1,7 @@
+"""V-trace (IMPALA, arXiv:1802.01561) as one fused kernel, for TorchRL, Stable-Baselines3 and plain torch."""
+
+from vtrace_plugins._core.api import VTraceReturns, vtrace
+from vtrace_plugins._core.checks import VTraceError
+
+__all__ = ["VTraceError", "VTraceReturns", "__version__", "vtrace"]
+__version__ = "0.1.0"

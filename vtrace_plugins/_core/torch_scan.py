@@ -1,0 +1,160 @@
+"""V-trace in vectorised torch, on any device: elementwise terms, then a scan in O(log T) steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtrace_plugins._core.reference import clip_ratio
+
+# A scan step on fewer elements than this costs its launch, not its arithmetic (CPU and GPU alike).
+_ELEMENTS_PER_STEP = 4096
+_LONGEST_LOOP = 32
+
+
+def _ahead(x: Tensor, last: Tensor | float) -> Tensor:
+    """``x[t + 1]`` at t, with ``last`` where there is no next step."""
+    end = last[None] if isinstance(last, Tensor) else torch.full_like(x[:1], last)
+    return torch.cat([x[1:], end])
+
+
+def _same(x: float | Tensor, y: float | Tensor) -> bool:
+    """Whether two clips are known to be one, without reading a tensor (which would wait for the GPU)."""
+    return x is y or (not isinstance(x, Tensor) and not isinstance(y, Tensor) and x == y)
+
+
+def _combine(later: tuple[Tensor, ...], earlier: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The associative operator on elements (a, b, cut) of spans of time; b is read only where cut is false."""
+    a_later, b_later, cut_later = later
+    a, b, cut = earlier
+    return torch.where(cut, a, a + b * a_later), b * b_later, cut | cut_later
+
+
+def _scan_by_doubling(a: Tensor, b: Tensor, cut: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inclusive scan against time: combine each element with the one 1, 2, 4, ... steps later (Hillis and Steele)."""
+    step, T = 1, a.shape[0]
+    while step < T:
+        near = _combine((a[step:], b[step:], cut[step:]), (a[:-step], b[:-step], cut[:-step]))
+        a, b, cut = (torch.cat([x, y[-step:]]) for x, y in zip(near, (a, b, cut), strict=True))
+        step *= 2
+    return a, b, cut
+
+
+def _linear_scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
+    """``x_t = a_t`` where cut, else ``a_t + b_t x_{t+1}``, along dim 0. The last step of each row must be cut.
+
+    Time is folded into ``[chunks, loop]``: a loop over the steps of all chunks at once, then doubling over the chunks'
+    ends. Short or wide windows are one chunk (a plain loop over at most 32 steps), long ones are mostly doubling.
+    """
+    T = a.shape[0]
+    loop = T if T <= _LONGEST_LOOP else max(1, min(_LONGEST_LOOP, a.numel() // _ELEMENTS_PER_STEP))
+    chunks = -(-T // loop)
+    padding = chunks * loop - T
+    if padding:
+        pad = a.new_zeros(padding, *a.shape[1:])
+        a, b = torch.cat([a, pad]), torch.cat([b, pad])
+        cut = torch.cat([cut, torch.ones_like(pad, dtype=torch.bool)])
+    a, b, cut = (x.unflatten(0, (chunks, loop)) for x in (a, b, cut))
+
+    if chunks == 1:  # the end of the window is cut, so nothing enters the loop and b need not be combined
+        xs = [a[0, -1]]
+        for i in range(loop - 2, -1, -1):
+            xs.append(torch.where(cut[0, i], a[0, i], torch.addcmul(a[0, i], b[0, i], xs[-1])))
+        return torch.stack(xs[::-1])
+
+    inside = [(a[:, -1], b[:, -1], cut[:, -1])]
+    for i in range(loop - 2, -1, -1):
+        inside.append(_combine(inside[-1], (a[:, i], b[:, i], cut[:, i])))
+    starts = _scan_by_doubling(*inside[-1])[0]  # x at the first step of each chunk
+    entering = _ahead(starts, 0.0)[:, None]
+    a, b, cut = (torch.stack(xs[::-1], 1) for xs in zip(*inside, strict=True))
+    return torch.where(cut, a, a + b * entering).flatten(0, 1)[:T]
+
+
+class LinearScan(torch.autograd.Function):
+    """The recurrence with its adjoint, which is the same recurrence run the other way in time.
+
+    With G_t = dL/dx_t accumulated: ``G_t = g_t + b_{t-1} G_{t-1}`` unless step t-1 is cut, ``dL/da = G``, and
+    ``dL/db_t = G_t x_{t+1}`` where t is not cut. All by selection, so that a NaN behind a cut stays there.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
+        return _linear_scan(a, b, cut)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, b, cut = inputs
+        ctx.save_for_backward(b, cut, output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None]:
+        b, cut, x = ctx.saved_tensors
+        (grad,) = grads
+        # Flipped in time, "the step before" becomes "the step after": reuse the scan. Step 0 has none before it.
+        b_before = _ahead(b.flip(0), 0.0)
+        cut_before = torch.cat([cut.flip(0)[1:], torch.ones_like(cut[:1])])
+        grad_a = LinearScan.apply(grad.flip(0), b_before, cut_before).flip(0)
+        grad_b = torch.where(cut, 0.0, grad_a) * torch.where(cut, 0.0, _ahead(x, 0.0))
+        return grad_a, grad_b, None
+
+
+def vtrace_torch(
+    log_pi: Tensor,
+    log_mu: Tensor,
+    values: Tensor,
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor | None,
+    bootstrap_values: Tensor | None,
+    last_value: Tensor | None,
+    next_values: Tensor | None,
+    mask: Tensor | None,
+    gamma: float | Tensor,
+    rho_bar: float | Tensor,
+    c_bar: float | Tensor,
+    pg_rho_bar: float | Tensor,
+    lam: float,
+    weight_advantages: bool,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`~vtrace_plugins._core.reference.vtrace_reference`, term by term, without its loop."""
+    log_ratio = log_pi - log_mu
+    term = terminated
+    if mask is None:
+        end = torch.cat([torch.zeros_like(term[1:]), torch.ones_like(term[:1])])
+    else:
+        end = ~(mask & torch.cat([mask[1:], torch.zeros_like(mask[:1])]))
+        term = term & mask
+        log_ratio, rewards, values = (torch.where(mask, x, 0.0) for x in (log_ratio, rewards, values))
+        if isinstance(gamma, Tensor) and gamma.ndim > 0:
+            gamma = torch.where(mask, gamma, 0.0)
+    trunc_or_end = end if truncated is None else end | (truncated & ~term)
+    cut = term | trunc_or_end
+
+    if next_values is not None:
+        next_value = next_values
+    elif bootstrap_values is not None:
+        next_value = torch.where(trunc_or_end, bootstrap_values, _ahead(values, 0.0))
+    else:
+        assert last_value is not None
+        next_value = _ahead(values, last_value)
+    next_value = torch.where(term if mask is None else term | ~mask, 0.0, next_value)
+
+    rho = clip_ratio(log_ratio, rho_bar)
+    c = rho if _same(c_bar, rho_bar) else clip_ratio(log_ratio, c_bar)
+    alpha = rho * (rewards + gamma * next_value - values)
+    beta = torch.where(cut, 0.0, gamma * (c if lam == 1 else lam * c))
+    targets = values + LinearScan.apply(alpha, beta, cut)
+
+    target_next = _ahead(targets, 0.0)
+    mixed = target_next if lam == 1 else next_value + lam * (target_next - next_value)
+    advantages = rewards + gamma * torch.where(cut, next_value, mixed) - values
+    if weight_advantages:
+        advantages = (rho if _same(pg_rho_bar, rho_bar) else clip_ratio(log_ratio, pg_rho_bar)) * advantages
+    if mask is not None:
+        targets, advantages = torch.where(mask, targets, 0.0), torch.where(mask, advantages, 0.0)
+    return targets, advantages
