@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import NamedTuple
 
@@ -173,7 +172,6 @@ def _resolve(backend: str, device: torch.device) -> str:
     return backend
 
 
-@functools.cache
 def _why_no_triton() -> str | None:
     """None if triton can be imported, else the reason."""
     try:
@@ -183,6 +181,5 @@ def _why_no_triton() -> str | None:
     return None
 
 
-@functools.cache
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -1,0 +1,107 @@
+"""Each wrong argument is one sentence that names it, what was expected and what came."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import tensors, window
+
+from vtrace_plugins import VTraceError, vtrace
+
+DATA = tensors(window(2, 5), dtype=torch.float32)
+LAST = {k: x for k, x in DATA.items() if k not in ("truncated", "bootstrap_values")} | {"last_value": torch.zeros(2)}
+WITHOUT = {k: x for k, x in DATA.items() if k != "bootstrap_values"}
+X = DATA["values"]
+
+WRONG = {
+    # shapes
+    "log_pi shape": (DATA, {"log_pi": X[:, :4]}, "log_pi: expected shape [2, 5] (the shape of values), got shape [2, 4]"),
+    "log_mu shape": (DATA, {"log_mu": X[0]}, "log_mu: expected shape [2, 5] (the shape of values), got shape [5]"),
+    "rewards shape": (DATA, {"rewards": X[..., None]}, "rewards: expected shape [2, 5]*got shape [2, 5, 1]"),
+    "terminated shape": (DATA, {"terminated": X[:1].bool()}, "terminated: expected shape [2, 5]*got shape [1, 5]"),
+    "truncated shape": (DATA, {"truncated": X.T.bool()}, "truncated: expected shape [2, 5]*got shape [5, 2]"),
+    "mask shape": (DATA, {"mask": X[0].bool()}, "mask: expected shape [2, 5]*got shape [5]"),
+    "bootstrap_values shape": (DATA, {"bootstrap_values": X[:, 0]}, "bootstrap_values: expected shape [2, 5]*got shape [2]"),
+    "next_values shape": (WITHOUT, {"next_values": X[:, 0]}, "next_values: expected shape [2, 5]*got shape [2]"),
+    "last_value shape": (
+        LAST, {"last_value": X}, "last_value: expected shape [2] (the shape of values without time), got shape [2, 5]"
+    ),
+    "gamma shape": (DATA, {"gamma": torch.ones(4)}, "gamma: expected a shape that broadcasts to [2, 5], got shape [4]"),
+    "rho_bar shape": (DATA, {"rho_bar": torch.ones(5)}, "rho_bar: expected a number or a 0-d tensor, got shape [5]"),
+    "0-d data": (DATA, {"values": torch.tensor(1.0)}, "values: expected at least one dimension (time), got a 0-d tensor"),
+    # types and dtypes
+    "values dtype": (DATA, {"values": X.long()}, "values: expected a floating dtype, got dtype torch.int64"),
+    "log_pi dtype": (DATA, {"log_pi": X.long()}, "log_pi: expected a floating dtype, got dtype torch.int64"),
+    "log_mu dtype": (DATA, {"log_mu": X.bool()}, "log_mu: expected a floating dtype, got dtype torch.bool"),
+    "rewards dtype": (DATA, {"rewards": X.bool()}, "rewards: expected a floating or integer dtype, got dtype torch.bool"),
+    "terminated dtype": (
+        DATA, {"terminated": X.to(torch.complex64)},
+        "terminated: expected a bool, integer or floating dtype, got dtype torch.complex64",
+    ),
+    "bootstrap_values dtype": (
+        DATA, {"bootstrap_values": X.long()}, "bootstrap_values: expected a floating dtype, got dtype torch.int64"
+    ),
+    "not a tensor": (DATA, {"rewards": [1.0]}, "rewards: expected a torch.Tensor, got list"),
+    "gamma type": (DATA, {"gamma": "0.9"}, "gamma: expected a number or a tensor, got str"),
+    "gamma dtype": (DATA, {"gamma": X.bool()}, "gamma: expected a floating or integer dtype, got dtype torch.bool"),
+    "c_bar type": (DATA, {"c_bar": None}, "c_bar: expected a number or a tensor, got NoneType"),
+    "lam type": (DATA, {"lam": X}, "lam: expected a number, got Tensor"),
+    # devices
+    "log_pi device": (DATA, {"log_pi": X.to("meta")}, "log_pi: expected device cpu (that of values), got device meta"),
+    "mask device": (DATA, {"mask": X.bool().to("meta")}, "mask: expected device cpu (that of values), got device meta"),
+    "gamma device": (
+        DATA, {"gamma": torch.tensor(0.9, device="meta")}, "gamma: expected device cpu (that of values), got device meta"
+    ),
+    # continuation
+    "none": (WITHOUT, {}, "bootstrap_values, last_value, next_values: expected exactly one of the three, got none"),
+    "two": (
+        DATA, {"next_values": X},
+        "bootstrap_values, last_value, next_values: expected exactly one of the three, got bootstrap_values and next_values",
+    ),
+    "last_value beside truncated": (
+        LAST, {"truncated": X.bool()}, "last_value: expected no truncated and no mask beside it*got truncated"
+    ),
+    "last_value beside mask": (
+        LAST, {"mask": X.bool()}, "last_value: expected no truncated and no mask beside it*got mask"
+    ),
+    # ranges and choices
+    "gamma above 1": (DATA, {"gamma": 1.1}, "gamma: expected a number in [0, 1], got 1.1"),
+    "gamma below 0": (DATA, {"gamma": -0.1}, "gamma: expected a number in [0, 1], got -0.1"),
+    "gamma NaN": (DATA, {"gamma": float("nan")}, "gamma: expected a number in [0, 1], got nan"),
+    "negative rho_bar": (DATA, {"rho_bar": -1.0}, "rho_bar: expected a number of at least 0 (inf is allowed), got -1.0"),
+    "negative c_bar": (DATA, {"c_bar": -1.0}, "c_bar: expected a number of at least 0 (inf is allowed), got -1.0"),
+    "negative pg_rho_bar": (
+        DATA, {"pg_rho_bar": -1.0}, "pg_rho_bar: expected a number of at least 0 (inf is allowed), got -1.0"
+    ),
+    "lam above 1": (DATA, {"lam": 2}, "lam: expected a number in [0, 1], got 2"),
+    "time_dim": (DATA, {"time_dim": 2}, "time_dim: expected a dimension of the 2-d data, got 2"),
+    "time_dim type": (DATA, {"time_dim": 1.0}, "time_dim: expected an int, got float"),
+    "backend": (DATA, {"backend": "cuda"}, "backend: expected one of 'auto', 'triton', 'torch', 'reference', got 'cuda'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_argument(wrong):
+    data, change, message = WRONG[wrong]
+    pattern = ".*".join(map(re.escape, message.split("*")))
+    with pytest.raises(VTraceError, match=f"^{pattern}$"):
+        vtrace(**{"gamma": 0.9} | data | change)
+
+
+def test_a_vtrace_error_is_a_value_error():
+    with pytest.raises(ValueError, match="gamma"):
+        vtrace(**DATA, gamma=2.0)
+
+
+def test_triton_on_a_cpu_tensor_without_the_interpreter():
+    code = (
+        "import torch; from vtrace_plugins import vtrace; x = torch.zeros(1, 2)\n"
+        "vtrace(x, x, x, x, x.bool(), last_value=x[:, 0], gamma=0.9, backend='triton')"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert "VTraceError: backend: 'triton' expects tensors on a CUDA device, got cpu" in result.stderr
+    assert "TRITON_INTERPRET=1" in result.stderr

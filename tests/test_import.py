@@ -1,0 +1,43 @@
+"""Importing the package is cheap and needs no RL library and no triton."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def python(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_import_brings_in_no_rl_library_and_no_triton():
+    loaded = python("import sys, vtrace_plugins; print(*sys.modules)").split()
+    assert {"torchrl", "tensordict", "stable_baselines3", "sb3_contrib", "gymnasium", "triton"}.isdisjoint(loaded)
+
+
+@pytest.mark.parametrize("missing", ["triton", "torchrl"])
+def test_works_where_it_is_missing(missing):
+    out = python(
+        f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+import torch
+from vtrace_plugins import VTraceError, vtrace
+x = torch.ones(2, 3)
+data = dict(log_pi=x, log_mu=x, values=x, rewards=x, terminated=x.bool(), last_value=x[:, 0], gamma=0.9)
+print(vtrace(**data).targets.sum().item(), vtrace(**data, backend="torch").targets.sum().item())
+try:
+    vtrace(**data, backend="triton")
+except VTraceError as error:
+    print(error)
+"""
+    )
+    assert out.startswith("6.0 6.0")
+    if missing == "triton":
+        assert "'triton' expects triton to be installed, got No module named 'triton'" in out

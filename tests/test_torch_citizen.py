@@ -1,0 +1,102 @@
+"""torch.compile, torch.func.vmap and CUDA graphs."""
+
+import pytest
+import torch
+from helpers import tensors, window
+
+from vtrace_plugins import vtrace
+
+
+def inputs(on, rows=3, T=12, dtype=torch.float32, **kwargs):
+    return tensors(window(rows, T, **kwargs), on[1], dtype)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_compile_fullgraph(on, masked):
+    data = inputs(on, masked=masked)
+    compiled = torch.compile(lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, backend="aot_eager")
+    for x, y in zip(compiled(data), vtrace(**data, gamma=0.97, backend=on[0]), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_compiled_gradients(on):
+    data = inputs(on)
+    data["values"].requires_grad_()
+    data["log_pi"].requires_grad_()
+
+    def loss(data):
+        result = vtrace(**data, gamma=0.97, backend=on[0])
+        return result.targets.square().sum() + result.advantages.sum()
+
+    wanted = torch.autograd.grad(loss(data), [data["values"], data["log_pi"]])
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for x, y in zip(torch.autograd.grad(compiled(data), [data["values"], data["log_pi"]]), wanted, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("time_dim", [0, 1, -1])
+def test_vmap(on, time_dim):
+    data = {k: x.view(4, 3, 12) for k, x in inputs(on, rows=12).items()}
+    data["mask"] = torch.ones(3, 12, dtype=torch.bool, device=on[1])  # shared by the whole batch
+    dims = {k: None if k == "mask" else 0 for k in data}
+    moved = {k: x.movedim(-1, x.ndim - 2 + time_dim % 2) for k, x in data.items()}
+    result = torch.func.vmap(
+        lambda data: tuple(vtrace(**data, gamma=0.97, time_dim=time_dim, backend=on[0])), in_dims=(dims,)
+    )(moved)
+    whole = {k: x.expand(4, 3, 12) for k, x in data.items()}
+    for x, y in zip(result, vtrace(**whole, gamma=0.97, backend=on[0]), strict=True):
+        torch.testing.assert_close(x.movedim(1 + time_dim % 2, -1), y)
+
+
+def test_vmapped_flags_alone(on):
+    """Only a flag is batched: what is shared must still be expanded over the batch."""
+    data = inputs(on, rows=1, continuation="next_values")
+    flags = torch.rand(5, 1, 12, device=on[1]) < 0.3
+    shared = {k: x for k, x in data.items() if k != "truncated"}
+    result = torch.func.vmap(lambda f: vtrace(**shared, truncated=f, gamma=0.97, backend=on[0]).targets)(flags)
+    for row, flag in zip(result, flags, strict=True):
+        torch.testing.assert_close(row, vtrace(**shared, truncated=flag, gamma=0.97, backend=on[0]).targets)
+
+
+def test_the_operator_passes_opcheck(on):
+    backend, _ = on
+    if backend != "triton":
+        pytest.skip("the operator is the triton backend's")
+    data = inputs(on)
+    arguments = (
+        *(data[k] for k in ("log_pi", "log_mu", "values", "rewards", "terminated", "truncated", "bootstrap_values")),
+        *(None,) * 7,
+        *(0.97, 1.0, 1.0, 1.0, 1.0, True, 1),
+    )
+    torch.library.opcheck(torch.ops.vtrace_plugins.vtrace.default, arguments)
+    wanted = [data[k].requires_grad_() for k in ("log_pi", "values", "rewards")]
+    torch.library.opcheck(torch.ops.vtrace_plugins.vtrace.default, arguments)
+    assert all(x.requires_grad for x in wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_cuda_graph(backend):
+    data = inputs((backend, "cuda"), rows=64, T=100)
+    vtrace(**data, gamma=0.97, backend=backend)  # compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = vtrace(**data, gamma=0.97, backend=backend)
+    data["rewards"].normal_()
+    graph.replay()
+    for x, y in zip(result, vtrace(**data, gamma=0.97, backend=backend), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_nothing_waits_for_the_gpu(backend):
+    data = inputs(("", "cuda"), rows=64, T=100, masked=True)
+    options = {k: torch.tensor(x, device="cuda") for k, x in {"gamma": 0.97, "rho_bar": 1.0, "c_bar": 1.0}.items()}
+    vtrace(**data, **options, backend=backend)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        vtrace(**data, **options, backend=backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

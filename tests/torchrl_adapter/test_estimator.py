@@ -1,0 +1,255 @@
+"""TritonVTrace against stock VTrace, and where it means to differ."""
+
+import copy
+import warnings
+
+import oracle
+import pytest
+import torch
+from rollouts import ACTORS, critic, moved, rollout
+from torchrl.objectives import A2CLoss, ClipPPOLoss, PPOLoss, ReinforceLoss
+from torchrl.objectives.value import VTrace
+
+from vtrace_plugins import VTraceError
+from vtrace_plugins.torchrl import TritonVTrace, estimator
+from vtrace_plugins.torchrl.log_probs import recorded_log_prob, summed
+
+RESULTS = ("advantage", "value_target")
+
+
+def pair(name="Categorical", **options):
+    """An actor, its critic, stock VTrace and ours on upstream's log-probs."""
+    actor, value = ACTORS[name](), critic()
+    stock = VTrace(gamma=0.97, actor_network=actor, value_network=value, **options)
+    ours = TritonVTrace(gamma=0.97, actor_network=actor, value_network=value, log_prob_of="upstream", **options)
+    return actor, stock, ours
+
+
+def assert_same(ours, stock, tolerance=2e-6):
+    for key in RESULTS:
+        scale = max(1.0, stock[key].abs().max().item())
+        assert ours[key].shape == stock[key].shape
+        assert (ours[key] - stock[key]).abs().max().item() <= tolerance * scale, key
+
+
+@pytest.mark.parametrize("clips", [{}, {"rho_thresh": 0.6, "c_thresh": 0.8}, {"rho_thresh": 2, "c_thresh": 1}], ids=str)
+@pytest.mark.parametrize(
+    ("batch", "time_dim"),
+    [((7,), None), ((1,), None), ((3, 1), None), ((3, 20), None), ((3, 20), -1), ((20, 3), 0), ((20, 3), -2),
+     ((2, 20, 3), 1), ((2, 3, 33), 2), ((20, 2, 3), 0)],
+)  # fmt: skip
+def test_parity_with_stock(batch, time_dim, clips):
+    actor, stock, ours = pair(**clips)
+    data = rollout(actor, *batch)
+    moved(actor)
+    assert_same(ours(data.clone(), time_dim=time_dim), stock(data.clone(), time_dim=time_dim))
+
+
+@pytest.mark.parametrize("name", ["OneHotCategorical", "TanhNormal"])
+def test_parity_with_stock_on_other_distributions(name):
+    actor, stock, ours = pair(name)
+    data = rollout(actor, 4, 25)
+    moved(actor, 0.1)
+    assert_same(ours(data.clone()), stock(data.clone()))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"time_dim": 0}, {"average_adv": True}, {"average_adv": True, "group_key": "task"}, {"value_chunk_size": 2},
+     {"num_chunks": 3}, {"shifted": True}, {"shifted": True, "shifted_budget": 3}, {"differentiable": True}],
+    ids=str,
+)  # fmt: skip
+def test_parity_with_stock_under_its_options(options):
+    actor, stock, ours = pair(**options)
+    data = rollout(actor, 6, 10)
+    data["task"] = torch.arange(6)[:, None].expand(6, 10) % 2
+    moved(actor)
+    assert_same(ours(data.clone()), stock(data.clone()), tolerance=1e-5 if "average_adv" in options else 2e-6)
+
+
+def test_parity_with_stock_on_multi_step_data():
+    actor, stock, ours = pair()
+    data = rollout(actor, 4, 12)
+    data["steps_to_next_obs"] = torch.randint(1, 4, (4, 12, 1))
+    assert_same(ours(data.clone()), stock(data.clone()))
+
+
+def test_parity_with_stock_by_the_time_name():
+    actor, stock, ours = pair()
+    data = rollout(actor, 12, 4)
+    data.names = ["time", None]
+    assert_same(ours(data.clone()), stock(data.clone()))
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_on_policy_every_ratio_is_one(name):
+    actor = ACTORS[name]()
+    data = rollout(actor, 8, 50)
+    with torch.no_grad():
+        ratio = (recorded_log_prob(actor, data) - summed(data.select(*actor.log_prob_keys))).exp()
+    # TanhNormal has to invert the tanh of an action in float32
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-4 if name == "TanhNormal" else 1e-6)
+
+
+def test_composite_actions():
+    """On-policy end to end: the keys of the parts' log-probs are set as a list, and targets are those of ratio 1."""
+    actor = ACTORS["composite"]()
+    data, vt = rollout(actor, 3, 15), ours_for(actor)
+    vt.set_keys(sample_log_prob=actor.log_prob_keys)
+    result = vt(data.clone())
+    free = ours_for(actor, rho_thresh=float("inf"), c_thresh=float("inf"))
+    free.__dict__["value_network"] = vt.value_network
+    free.set_keys(sample_log_prob=actor.log_prob_keys)
+    assert_same(free(data.clone()), result, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Categorical", "OneHotCategorical", "Normal"])
+def test_the_recorded_action_through_the_oracle(name):
+    """Off-policy end to end: log pi of the recorded action, values, flags and all, against the float64 loop."""
+    actor, value = ACTORS[name](), critic()
+    data = rollout(actor, 5, 30)
+    moved(actor, 0.1)
+    options = {"lmbda": 0.9, "rho_thresh": 1.2, "c_thresh": 0.9, "pg_rho_thresh": 1.5, "weight_advantages": True}
+    result = TritonVTrace(gamma=0.97, actor_network=actor, value_network=value, **options)(data.clone())
+    numbers = lambda x: x.detach().squeeze(-1).numpy()  # noqa: E731
+    dist = actor.get_dist(data.clone())
+    targets, advantages = oracle.loop(
+        dist.log_prob(data["action"]).detach().double().numpy(),
+        data["action_log_prob"].double().numpy(),
+        numbers(value.module(data["observation"]).double()),
+        numbers(data["next", "reward"].double()),
+        numbers(data["next", "terminated"]),
+        numbers(data["next", "truncated"]),
+        next_values=numbers(value.module(data["next", "observation"]).double()),
+        gamma=0.97,
+        rho_bar=1.2,
+        c_bar=0.9,
+        pg_rho_bar=1.5,
+        lam=0.9,
+    )
+    torch.testing.assert_close(result["value_target"].squeeze(-1).double(), torch.as_tensor(targets), rtol=0, atol=1e-5)
+    torch.testing.assert_close(result["advantage"].squeeze(-1).double(), torch.as_tensor(advantages), rtol=0, atol=1e-5)
+
+
+def ours_for(actor, **options):
+    return TritonVTrace(gamma=0.97, actor_network=actor, value_network=critic(), weight_advantages=True, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_flags_of_any_dtype(dtype):
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20), ours_for(actor)
+    wanted = vt(data.clone())
+    for flag in ("done", "terminated", "truncated"):
+        data["next", flag] = data["next", flag].to(dtype)
+    assert_same(vt(data), wanted, tolerance=0)
+
+
+def test_truncated_may_be_absent():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20), ours_for(actor)
+    wanted = vt(data.clone())
+    assert_same(vt(data.exclude(("next", "truncated"))), wanted, tolerance=0)
+
+
+def test_terminated_may_be_absent():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20), ours_for(actor)
+    wanted = vt(data.clone())
+    assert_same(vt(data.exclude(("next", "terminated"))), wanted, tolerance=0)
+    only_done = data.exclude(("next", "terminated"), ("next", "truncated"))
+    data["next", "terminated"] = data["next", "done"]
+    data["next", "truncated"] = torch.zeros_like(data["next", "done"])
+    assert_same(vt(only_done), vt(data), tolerance=0)
+
+
+def test_truncated_without_done_is_a_boundary():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20), ours_for(actor)
+    wanted = vt(data.clone())
+    data["next", "done"] = data["next", "terminated"].clone()
+    assert_same(vt(data), wanted, tolerance=0)
+
+
+def test_a_nan_after_a_terminal_step_is_not_read():
+    """Upstream multiplies by not_terminated, and 0 * NaN poisons every earlier step."""
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 2, 10, boundaries=0.0)
+    data["state_value"], data["next", "state_value"] = torch.randn(2, 2, 10, 1)
+    data["next", "terminated"][:, 6] = data["next", "done"][:, 6] = True
+    vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=None, weight_advantages=True)
+    wanted = vt(data.clone())
+    data["next", "state_value"][:, 6] = float("nan")
+    assert_same(vt(data), wanted, tolerance=0)
+
+
+def test_the_tensordict_without_the_action():
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 2, 5).exclude("action")
+    with pytest.raises(VTraceError, match=r"^action: expected the recorded action under 'action'.*log_prob_of='upstream'"):
+        ours_for(actor)(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"log_prob_of": "mode"}, "log_prob_of: expected 'recorded' or 'upstream', got 'mode'"),
+        ({"log_prob_of": "upstream", "weight_advantages": False}, "weight_advantages: expected True"),
+        ({"backend": "cuda"}, "backend: expected one of"),
+    ],
+)
+def test_wrong_options(options, message):
+    with pytest.raises(VTraceError, match=message):
+        TritonVTrace(gamma=0.97, actor_network=ACTORS["Categorical"](), value_network=critic(), **options)
+
+
+@pytest.mark.parametrize(
+    ("loss_class", "weighted"), [(A2CLoss, True), (ReinforceLoss, True), (PPOLoss, False), (ClipPPOLoss, False)]
+)
+def test_for_loss_weights_the_advantage_as_the_loss_needs(loss_class, weighted):
+    loss = loss_class(ACTORS["Categorical"](), critic())
+    assert TritonVTrace.for_loss(loss, gamma=0.97).weight_advantages is weighted
+    assert TritonVTrace.for_loss(loss, gamma=0.97, weight_advantages=not weighted).weight_advantages is not weighted
+    assert TritonVTrace.for_loss(loss, gamma=0.97, log_prob_of="upstream").weight_advantages is True
+
+
+def test_without_a_loss_it_weights_and_says_so_once(monkeypatch):
+    monkeypatch.setattr(estimator, "_warned", False)
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 2, 5)
+    vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=critic())
+    with pytest.warns(UserWarning, match="weight_advantages=False"):
+        vt(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        vt(data)
+    assert vt.weight_advantages is True
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_loss_trains_on_it(functional):
+    actor, value = ACTORS["Categorical"](), critic()
+    loss = A2CLoss(actor, value, functional=functional)
+    vt = TritonVTrace.for_loss(loss, gamma=0.97)
+    data = rollout(actor, 4, 20)
+    before = vt(data.clone())
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.5)
+    losses = loss(before)
+    sum(losses[k] for k in ("loss_objective", "loss_critic", "loss_entropy")).backward()
+    assert all(torch.isfinite(p.grad).all() for p in loss.parameters() if p.grad is not None)
+    optimizer.step()
+    # the estimator sees the parameters that were just trained
+    assert not torch.equal(vt(data.clone())["value_target"], before["value_target"])
+
+
+def test_gradients_agree_with_stock():
+    actor, stock, ours = pair(differentiable=True)
+    data = rollout(actor, 4, 20)
+    grads = []
+    for vt in (stock, ours):
+        given = copy.deepcopy(data)
+        reward = given["next", "reward"].clone().requires_grad_()
+        given["next", "reward"] = reward
+        result = vt(given)
+        grads.append(torch.autograd.grad(result["value_target"].sum() + result["advantage"].square().sum(), reward)[0])
+    torch.testing.assert_close(grads[0], grads[1])
