@@ -1,4 +1,4 @@
-"""V-trace twice more, in float64 NumPy and apart from the package: a scalar loop, and the paper's sum over all pairs."""
+"""V-trace twice more, in float64 NumPy and apart from the package: a scalar loop, and the paper's own sum."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Random windows of every shape, layout and option against the float64 loop; and the facts that hold for any of them."""
+"""Random windows of every shape, layout and option against the float64 loop; and facts that hold for any of them."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from vtrace_plugins import vtrace
 
 CONTINUATIONS = ("bootstrap_values", "last_value", "next_values")
-FLAG_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+FLAG_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+)
 # The interpreter takes about 0.1 ms an element; compiled code may have more.
 MOST_ELEMENTS = {"triton": 1500, "reference": 12_000, "torch": 30_000}
 
@@ -97,7 +106,7 @@ def test_tile_boundaries(on, small_tiles, continuation, T):
         assert_close(actual, wanted)
 
 
-@pytest.mark.parametrize("rho_bar, c_bar", [(3.7, 1.0), (1.0, 1.5), (float("inf"), float("inf"))])
+@pytest.mark.parametrize(("rho_bar", "c_bar"), [(3.7, 1.0), (1.0, 1.5), (float("inf"), float("inf"))])
 def test_the_papers_sum(on, rho_bar, c_bar):
     """IMPALA eq. 1 summed over all pairs of steps, at torchbeast's scale: log-ratios in [-2.5, 2.5)."""
     data = window(3, 24, continuation="last_value")
@@ -216,7 +225,9 @@ def test_half_precision_accumulates_in_float32(on, dtype):
 
 def test_float64_anywhere_makes_the_computation_float64(on):
     data = tensors(window(2, 50), on[1], torch.float32)
-    wanted = vtrace(**{k: x.double() if x.is_floating_point() else x for k, x in data.items()}, gamma=0.97, backend=on[0])
+    wanted = vtrace(
+        **{k: x.double() if x.is_floating_point() else x for k, x in data.items()}, gamma=0.97, backend=on[0]
+    )
     mixed = data | {"rewards": data["rewards"].double()}
     result = vtrace(**mixed, gamma=0.97, backend=on[0])
     assert result.targets.dtype == torch.float32
@@ -240,7 +251,7 @@ def test_clips_and_gamma_as_0d_tensors(on):
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("shape, time_dim", [((0, 5), -1), ((3, 0), -1), ((0, 0), 0), ((2, 0, 3), 1), ((0,), 0)])
+@pytest.mark.parametrize(("shape", "time_dim"), [((0, 5), -1), ((3, 0), -1), ((0, 0), 0), ((2, 0, 3), 1), ((0,), 0)])
 def test_empty(on, shape, time_dim):
     x = torch.zeros(shape, device=on[1])
     last = torch.zeros(x.shape[: time_dim % x.ndim] + x.shape[time_dim % x.ndim + 1 :], device=on[1])

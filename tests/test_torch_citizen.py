@@ -14,7 +14,9 @@ def inputs(on, rows=3, T=12, dtype=torch.float32, **kwargs):
 @pytest.mark.parametrize("masked", [False, True])
 def test_compile_fullgraph(on, masked):
     data = inputs(on, masked=masked)
-    compiled = torch.compile(lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, backend="aot_eager"
+    )
     for x, y in zip(compiled(data), vtrace(**data, gamma=0.97, backend=on[0]), strict=True):
         torch.testing.assert_close(x, y)
 

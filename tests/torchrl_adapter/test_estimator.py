@@ -186,7 +186,9 @@ def test_a_nan_after_a_terminal_step_is_not_read():
 def test_the_tensordict_without_the_action():
     actor = ACTORS["Categorical"]()
     data = rollout(actor, 2, 5).exclude("action")
-    with pytest.raises(VTraceError, match=r"^action: expected the recorded action under 'action'.*log_prob_of='upstream'"):
+    with pytest.raises(
+        VTraceError, match=r"^action: expected the recorded action under 'action'.*log_prob_of='upstream'"
+    ):
         ours_for(actor)(data)
 
 

@@ -1,8 +1,9 @@
 """The Triton kernel: log-probs in, targets and advantages out, one launch.
 
-The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan over elements (a, b) = (alpha, beta), run against time.
-A step that ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The cut rides
-in b: beta is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it out.
+The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan over elements (a, b) = (alpha, beta), run against
+time. A step that ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The
+cut rides in b: beta is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it
+out.
 
 Every tensor is a tuple ``(pointer, stride_outer, stride_time, stride_inner)`` over ``[outer, time, inner]``; an absent
 one is None, which removes its branch at compile time.
@@ -63,11 +64,11 @@ def vtrace_kernel(
     c_bar_pointer,
     pg_rho_bar_pointer,
     # Python floats reach a kernel as float32 unless annotated; float64 data needs all of gamma.
-    gamma: "fp64",
-    rho_bar: "fp64",
-    c_bar: "fp64",
-    pg_rho_bar: "fp64",
-    lam: "fp64",
+    gamma: tl.float64,
+    rho_bar: tl.float64,
+    c_bar: tl.float64,
+    pg_rho_bar: tl.float64,
+    lam: tl.float64,
     rows,
     T,
     inner_size,
@@ -124,7 +125,9 @@ def vtrace_kernel(
         alpha = rho * (reward + discount * next_value - value)
         a, b = tl.associative_scan((alpha, tl.where(cut, -1.0, discount * c)), 1, combine)
         delta = tl.where(b < 0, a, a + b * carry)
-        tl.store(at(targets, outer, t, inner), (value + delta).to(targets[0].dtype.element_ty), mask=row_exists & (t >= 0))
+        tl.store(
+            at(targets, outer, t, inner), (value + delta).to(targets[0].dtype.element_ty), mask=row_exists & (t >= 0)
+        )
 
         # v_{t+1} needs the neighbour's Delta, which lives in another lane (or came with the carry).
         before = tl.broadcast_to(tl.maximum(i - 1, 0), [BLOCK_ROWS, BLOCK_TIME])

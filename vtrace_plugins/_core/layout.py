@@ -33,7 +33,7 @@ def on_time_first(
     weight_advantages: bool,
     time_dim: int,
 ) -> tuple[Tensor, Tensor]:
-    """Call ``function`` on views with time first, floats in the compute dtype and flags as bool; undo it on the results."""
+    """Call ``function`` on views with time first, floats in the compute dtype, flags as bool; undo that after."""
     dtype = compute_dtype(log_pi, log_mu, values, rewards, bootstrap_values, last_value, next_values)
 
     def number(x: Tensor) -> Tensor:

@@ -81,12 +81,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _backward(ctx: Any, grad_targets: Tensor, grad_advantages: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient, by running the differentiable torch backend on the saved inputs (so it can be differentiated too)."""
+    """The gradient, by running the differentiable torch backend on the saved inputs: twice differentiable as well."""
     tensors, (*numbers, lam, weight_advantages, time_dim) = ctx.saved_tensors, ctx.options
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        options = (number if x is None else x for x, number in zip(tensors[10:], numbers, strict=True))
-        results = on_time_first(vtrace_torch, *tensors[:10], *options, lam, weight_advantages, time_dim)
+        options = [number if x is None else x for x, number in zip(tensors[10:], numbers, strict=True)]
+        arguments: tuple[Any, ...] = (*tensors[:10], *options, lam, weight_advantages, time_dim)
+        results = on_time_first(vtrace_torch, *arguments)
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:_TENSORS]) if needed]
         found = torch.autograd.grad(
             results,

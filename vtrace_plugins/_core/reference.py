@@ -13,8 +13,8 @@ from torch import Tensor
 def clip_ratio(log_ratio: Tensor, bar: float | Tensor) -> Tensor:
     """``min(bar, exp(log_ratio))``, NaN kept; its gradient is w up to and at the bar, exactly 0 above it.
 
-    The gradient is selected, not multiplied: exp sees 0 where the clip answers, so an overflowing exp (w = inf) does not
-    turn the zero into ``0 * inf = NaN``.
+    The gradient is selected, not multiplied: exp sees 0 where the clip answers, so an overflowing exp (w = inf) does
+    not turn the zero into ``0 * inf = NaN``.
     """
     above = log_ratio.detach().exp() > bar
     return torch.where(above, bar, torch.where(above, 0.0, log_ratio).exp())
@@ -43,7 +43,6 @@ def vtrace_reference(
     Floating tensors have the compute dtype, flags are bool. ``gamma`` is a number, a 0-d tensor or ``[T, ...]``.
     """
     T = values.shape[0]
-    per_step_gamma = isinstance(gamma, Tensor) and gamma.ndim > 0
     nothing = torch.zeros_like(values[0])
     no = torch.zeros_like(terminated[0])
 
@@ -61,7 +60,7 @@ def vtrace_reference(
 
         reward, value = read(rewards), read(values)
         log_ratio = torch.where(real, log_pi[t] - log_mu[t], 0.0)
-        discount = read(gamma) if per_step_gamma else gamma
+        discount = read(gamma) if isinstance(gamma, Tensor) and gamma.ndim > 0 else gamma
 
         rho = clip_ratio(log_ratio, rho_bar)
         c = lam * clip_ratio(log_ratio, c_bar)
@@ -73,6 +72,7 @@ def vtrace_reference(
         elif bootstrap_values is not None:
             next_value = torch.where(trunc | end, bootstrap_values[t], following)
         else:
+            assert last_value is not None
             next_value = torch.where(end, last_value, following)
         next_value = torch.where(term | ~real, 0.0, next_value)
 

@@ -231,9 +231,9 @@ class TritonVTrace(VTrace):
                 log_prob_key=self.tensor_keys.sample_log_prob,
             )
 
-    def _on(self, device: torch.device, name: str) -> Tensor | None:
-        """A buffer, moved once to where the data is."""
-        buffer: Tensor | None = getattr(self, name)
+    def _on(self, device: torch.device, name: str) -> Any:
+        """A buffer (pg_rho_thresh may be None), moved once to where the data is."""
+        buffer = getattr(self, name)
         if buffer is not None and buffer.device != device:
             buffer = buffer.to(device)
             setattr(self, name, buffer)
@@ -242,7 +242,6 @@ class TritonVTrace(VTrace):
     def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> Tensor:
         """gamma, or gamma to the number of steps that each transition spans."""
         gamma = self._on(reward.device, "gamma")
-        assert gamma is not None
         steps = tensordict.get(self.tensor_keys.steps_to_next_obs, None)
         return gamma if steps is None else gamma ** steps.view_as(reward)
 

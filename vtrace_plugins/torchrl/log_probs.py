@@ -32,7 +32,7 @@ def recorded_log_prob(actor: Any, tensordict: TensorDictBase) -> Tensor:
     return log_prob
 
 
-def summed(log_prob: Tensor | TensorDictBase) -> Tensor:
+def summed(log_prob: Any) -> Tensor:
     """The parts of a composite log-prob added up; a plain one as it is."""
     return log_prob.sum(dim="feature", reduce=True) if is_tensor_collection(log_prob) else log_prob
 
