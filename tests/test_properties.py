@@ -159,6 +159,16 @@ def test_splitting_at_cuts_changes_nothing(on):
     assert len(ends) > 4
 
 
+def test_any_mask(on, small_tiles):
+    """Padding may also stand before or between the real steps."""
+    data = window(4, 30, seed=5)
+    data["mask"] = np.random.default_rng(5).random((4, 30)) < 0.7
+    result = call(on, data, gamma=0.97, lam=0.9)
+    for actual, wanted in zip(result, oracle.loop(**data, gamma=0.97, lam=0.9), strict=True):
+        assert_close(actual, wanted)
+        assert torch.all(actual[torch.as_tensor(~data["mask"])] == 0)
+
+
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -1e300])
 @pytest.mark.parametrize("cut", ["terminated", "truncated"])
 def test_garbage_after_a_cut_changes_no_bit_before_it(on, small_tiles, cut, garbage):
@@ -274,6 +284,21 @@ def test_no_output_is_left_unwritten(on, monkeypatch):
     for rows, T in [(1, 1), (3, 5), (7, 33), (33, 9)]:
         result = call(on, window(rows, T, masked=True), gamma=0.97)
         assert not any(torch.isnan(x).any() for x in result)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("time_dim", [0, 1])
+def test_offsets_beyond_31_bits(time_dim):
+    """A view whose second row starts 2**31 elements after the first."""
+    on = ("triton", "cuda")
+    data = tensors(window(2, 50), "cuda", torch.float16)
+    far = torch.empty(2**31 + 50, dtype=torch.float16, device="cuda").as_strided((2, 50), (2**31, 1))
+    far.copy_(data["values"])
+    wanted = vtrace(**data, gamma=0.97, backend=on[0])
+    moved = {k: x.movedim(1, time_dim) for k, x in (data | {"values": far}).items()}
+    result = vtrace(**moved, gamma=0.97, time_dim=time_dim, backend=on[0])
+    for x, y in zip(result, wanted, strict=True):
+        torch.testing.assert_close(x.movedim(time_dim, 1), y)
 
 
 def test_bitwise_the_same_from_run_to_run(on):

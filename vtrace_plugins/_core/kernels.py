@@ -96,6 +96,7 @@ def vtrace_kernel(
             real = is_set(mask, outer, t, inner, real)
             has_next = is_set(mask, outer, t + 1, inner, has_next) & real
 
+        # Where not real, everything below is read as 0 and the step is cut: both results come out as 0.
         term = is_set(terminated, outer, t, inner, real)
         bootstraps = ~has_next & ~term  # at the end of the window, or before padding
         if truncated is not None:
@@ -138,7 +139,6 @@ def vtrace_kernel(
         advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
         if WEIGHTED:
             advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
-        advantage = tl.where(real, advantage, 0.0)  # 0 * exp(0) unless gamma is infinite; padding must be 0
         tl.store(
             at(advantages, outer, t, inner), advantage.to(advantages[0].dtype.element_ty), mask=row_exists & (t >= 0)
         )

@@ -127,7 +127,7 @@ def vtrace_torch(
     if mask is None:
         end = torch.cat([torch.zeros_like(term[1:]), torch.ones_like(term[:1])])
     else:
-        end = ~(mask & torch.cat([mask[1:], torch.zeros_like(mask[:1])]))
+        end = ~torch.cat([mask[1:], torch.zeros_like(mask[:1])])
         term = term & mask
         log_ratio, rewards, values = (torch.where(mask, x, 0.0) for x in (log_ratio, rewards, values))
         if isinstance(gamma, Tensor) and gamma.ndim > 0:
