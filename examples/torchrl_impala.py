@@ -1,6 +1,6 @@
 """IMPALA-style A2C on CartPole-v1 with TorchRL: actors several updates behind the learner, corrected by V-trace.
 
-    python examples/torchrl_impala.py                     # about two minutes on two CPU cores
+    python examples/torchrl_impala.py                     # about a minute on one CPU core
     python examples/torchrl_impala.py --estimator stock   # upstream's estimator, for comparison
     python examples/torchrl_impala.py --plot return.png
 
@@ -34,10 +34,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--frames", type=int, default=500_000, help="stop after this many environment steps")
     parser.add_argument("--lag", type=int, default=8, help="the actors get new weights every so many updates")
-    parser.add_argument("--solved", type=float, default=475.0, help="stop at this mean return over 20 episodes")
+    parser.add_argument("--stop-at", type=float, default=475.0, help="stop at this mean return over 20 episodes")
     parser.add_argument("--estimator", choices=["ours", "stock"], default="ours")
     parser.add_argument("--plot", metavar="FILE", help="write the return against frames as a picture")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.lag < 1 or args.frames < ENVS * STEPS:
+        parser.error(f"--lag must be at least 1 and --frames at least one batch, {ENVS * STEPS}")
+    return args
 
 
 def network(outputs: int, gain: float) -> nn.Sequential:
@@ -95,7 +98,7 @@ def main() -> None:
             progress.update(data.numel())
             mean, spread = ratios[-1].mean(), ratios[-1].std()
             progress.set_postfix(mean_return=f"{mean_return:.0f}", ratio=f"{mean:.2f}±{spread:.2f}")
-            if len(returns) == returns.maxlen and mean_return >= args.solved:
+            if len(returns) == returns.maxlen and mean_return >= args.stop_at:
                 break
     collector.shutdown()
 

@@ -76,6 +76,7 @@ WRONG = {
     "negative pg_rho_bar": (
         DATA, {"pg_rho_bar": -1.0}, "pg_rho_bar: expected a number of at least 0 (inf is allowed), got -1.0"
     ),
+    "weight_advantages": (DATA, {"weight_advantages": None}, "weight_advantages: expected True or False, got None"),
     "lam above 1": (DATA, {"lam": 2}, "lam: expected a number in [0, 1], got 2"),
     "time_dim": (DATA, {"time_dim": 2}, "time_dim: expected a dimension of the 2-d data, got 2"),
     "time_dim type": (DATA, {"time_dim": 1.0}, "time_dim: expected an int, got float"),
@@ -103,5 +104,5 @@ def test_triton_on_a_cpu_tensor_without_the_interpreter():
     )
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
-    assert "VTraceError: backend: 'triton' expects tensors on a CUDA device, got cpu" in result.stderr
+    assert "VTraceError: backend: expected tensors on a CUDA device for 'triton'" in result.stderr
     assert "TRITON_INTERPRET=1" in result.stderr

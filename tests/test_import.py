@@ -40,4 +40,4 @@ except VTraceError as error:
     )
     assert out.startswith("6.0 6.0")
     if missing == "triton":
-        assert "'triton' expects triton to be installed, got No module named 'triton'" in out
+        assert "backend: expected triton to be installed for 'triton', got No module named 'triton'" in out

@@ -261,6 +261,16 @@ def test_clips_and_gamma_as_0d_tensors(on):
         assert torch.equal(x, y)
 
 
+def test_a_clip_beyond_the_dtype_is_none(on):
+    data = window(2, 20)
+    for x, y in zip(
+        call(on, data, dtype=torch.float32, gamma=0.97, rho_bar=1e39),
+        call(on, data, dtype=torch.float32, gamma=0.97, rho_bar=float("inf")),
+        strict=True,
+    ):
+        assert torch.equal(x, y)
+
+
 @pytest.mark.parametrize(("shape", "time_dim"), [((0, 5), -1), ((3, 0), -1), ((0, 0), 0), ((2, 0, 3), 1), ((0,), 0)])
 def test_empty(on, shape, time_dim):
     x = torch.zeros(shape, device=on[1])

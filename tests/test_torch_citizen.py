@@ -60,6 +60,50 @@ def test_vmapped_flags_alone(on):
         torch.testing.assert_close(row, vtrace(**shared, truncated=flag, gamma=0.97, backend=on[0]).targets)
 
 
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "vmap of grad"])
+def test_torch_func(on, transform):
+    data = inputs(on, dtype=torch.float64)
+
+    def loss(values, rewards=data["rewards"]):
+        return vtrace(**data | {"values": values, "rewards": rewards}, gamma=0.97, backend=on[0]).targets.square().sum()
+
+    values = data["values"].clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss(values), values)
+    if transform == "vmap of grad":
+        rewards = torch.stack([data["rewards"], 2 * data["rewards"]])
+        result = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(data["values"], rewards)[0]
+    else:
+        result = getattr(torch.func, transform)(loss)(data["values"])
+    torch.testing.assert_close(result, wanted)
+
+
+def test_forward_mode_is_right_or_refused(on):
+    """Never silently zero: the reference differentiates forward, the others say that they do not."""
+    data = inputs(on, dtype=torch.float64)
+
+    def targets(rewards):
+        return vtrace(**data | {"rewards": rewards}, gamma=0.97, backend=on[0]).targets
+
+    direction = torch.ones_like(data["rewards"])
+    if on[0] != "reference":
+        with pytest.raises(NotImplementedError, match="jvp"):
+            torch.func.jvp(targets, (data["rewards"],), (direction,))
+        return
+    _, tangent = torch.func.jvp(targets, (data["rewards"],), (direction,))
+    torch.testing.assert_close(tangent, targets(data["rewards"] + direction) - targets(data["rewards"]))
+
+
+def test_results_may_be_edited_in_place(on):
+    data = inputs(on, continuation="last_value")
+    data = {k: x if k == "last_value" else x.T.contiguous().T for k, x in data.items()}
+    data["values"].requires_grad_()
+    result = vtrace(**data, gamma=0.97, backend=on[0])
+    advantages = result.advantages
+    advantages -= advantages.mean()
+    advantages.square().sum().backward()
+    assert torch.isfinite(data["values"].grad).all()
+
+
 def test_the_operator_passes_opcheck(on):
     backend, _ = on
     if backend != "triton":

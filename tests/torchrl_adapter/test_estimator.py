@@ -1,6 +1,7 @@
 """TritonVTrace against stock VTrace, and where it means to differ."""
 
 import copy
+import re
 import warnings
 
 import oracle
@@ -11,7 +12,7 @@ from torchrl.objectives import A2CLoss, ClipPPOLoss, PPOLoss, ReinforceLoss
 from torchrl.objectives.value import VTrace
 
 from vtrace_plugins import VTraceError
-from vtrace_plugins.torchrl import TritonVTrace, estimator
+from vtrace_plugins.torchrl import TritonVTrace
 from vtrace_plugins.torchrl.log_probs import recorded_log_prob, summed
 
 RESULTS = ("advantage", "value_target")
@@ -63,6 +64,9 @@ def test_parity_with_stock_under_its_options(options):
     actor, stock, ours = pair(**options)
     data = rollout(actor, 6, 10)
     data["task"] = torch.arange(6)[:, None].expand(6, 10) % 2
+    if options.get("shifted"):  # upstream bootstraps past a terminal step there: tested below
+        data["next", "terminated"][:] = False
+        data["next", "truncated"] = data["next", "done"]
     moved(actor)
     assert_same(ours(data.clone()), stock(data.clone()), tolerance=1e-5 if "average_adv" in options else 2e-6)
 
@@ -183,11 +187,159 @@ def test_a_nan_after_a_terminal_step_is_not_read():
     assert_same(vt(data), wanted, tolerance=0)
 
 
+def test_shifted_keeps_a_terminal_step_terminal():
+    """At the last step that finds a slot, upstream clears terminated and bootstraps from the next episode."""
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 1, 6, boundaries=0.0)
+    for t, flag in ((1, "truncated"), (4, "terminated")):  # the one spare slot goes to t = 1, so t = 5 finds none
+        data["next", flag][:, t] = data["next", "done"][:, t] = True
+    result = ours_for(actor, shifted=True)(data)
+    assert result["shifted_valid"].tolist() == [[True] * 5 + [False]]
+    torch.testing.assert_close(result["value_target"][:, 4], data["next", "reward"][:, 4])
+    torch.testing.assert_close(result["advantage"][:, 4], data["next", "reward"][:, 4] - data["state_value"][:, 4])
+    assert torch.all(result["advantage"][:, 5] == 0) and torch.all(result["value_target"][:, 5] == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_flags_of_any_dtype_under_shifted(dtype):
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20), ours_for(actor, shifted=True)
+    wanted = vt(data.clone())
+    for flag in ("done", "terminated", "truncated"):
+        data["next", flag] = data["next", flag].to(dtype)
+    assert_same(vt(data), wanted, tolerance=0)
+
+
+def test_the_constructors_time_dim_counts_under_shifted():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20, boundaries=0.05), ours_for(actor, shifted=True)
+    wanted = vt(data.clone())
+    first = ours_for(actor, shifted=True, time_dim=0)
+    first.__dict__["value_network"] = vt.value_network
+    result = first(data.transpose(0, 1).contiguous())
+    for key in RESULTS:
+        torch.testing.assert_close(result[key].transpose(0, 1), wanted[key])
+
+
+def test_a_stale_shifted_valid_masks_nothing():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 20), ours_for(actor)
+    wanted = vt(data.clone())
+    data["shifted_valid"] = torch.zeros(4, 20, dtype=torch.bool)
+    assert_same(vt(data), wanted, tolerance=0)
+
+
+def test_padded_trajectories():
+    """split_trajectories' mask: padding gets 0, is left out of average_adv, and the step before it ends a window."""
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 2, 12, boundaries=0.1), ours_for(actor)
+    short = vt(data[:, :8].clone())
+    data["next", "observation"][:, 8:] = float("nan")
+    data["observation"][:, 8:] = float("nan")
+    data["collector", "mask"] = torch.arange(12).expand(2, 12) < 8
+    result = vt(data.clone())
+    for key in RESULTS:
+        torch.testing.assert_close(result[key][:, :8], short[key])
+        assert torch.all(result[key][:, 8:] == 0)
+    vt.average_adv = True
+    averaged = vt(data.clone())["advantage"]
+    torch.testing.assert_close(averaged[:, :8].mean(), torch.tensor(0.0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(averaged[:, :8].std(), torch.tensor(1.0))
+    assert torch.all(averaged[:, 8:] == 0)
+
+
+def test_average_adv_of_a_single_step_is_finite():
+    actor = ACTORS["Categorical"]()
+    assert torch.isfinite(ours_for(actor, average_adv=True)(rollout(actor, 1, 1))["advantage"]).all()
+
+
+def test_team_flags_and_rewards_fit_values_of_each_agent():
+    actor, agents = ACTORS["Categorical"](), 3
+    data = rollout(actor, 2, 10)
+    vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=None, weight_advantages=True)
+    data["state_value"], data["next", "state_value"] = torch.randn(2, 2, 10, agents, 1)
+    result = vt(data.clone())
+    assert result["advantage"].shape == (2, 10, agents, 1)
+    for agent in range(agents):
+        alone = data.clone()
+        alone["state_value"] = data["state_value"][:, :, agent]
+        alone["next", "state_value"] = data["next", "state_value"][:, :, agent]
+        torch.testing.assert_close(vt(alone)["advantage"], result["advantage"][:, :, agent])
+
+
+def test_a_call_by_keyword():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 2, 5), ours_for(actor)
+    advantage, target = vt(
+        observation=data["observation"],
+        action=data["action"],
+        action_log_prob=data["action_log_prob"],
+        next_observation=data["next", "observation"],
+        next_reward=data["next", "reward"],
+        next_done=data["next", "done"],
+        next_terminated=data["next", "terminated"],
+    )
+    wanted = vt(data.clone())
+    torch.testing.assert_close(advantage, wanted["advantage"])
+    torch.testing.assert_close(target, wanted["value_target"])
+
+
+def test_for_loss_takes_the_losss_keys():
+    loss = A2CLoss(ACTORS["Categorical"](), critic())
+    loss.set_keys(advantage="adv", value_target="target", reward="r")
+    vt = TritonVTrace.for_loss(loss, gamma=0.97)
+    assert (vt.tensor_keys.advantage, vt.tensor_keys.value_target, vt.tensor_keys.reward) == ("adv", "target", "r")
+
+
+def test_the_loss_calls_the_estimator_it_was_given():
+    loss = ClipPPOLoss(ACTORS["Categorical"](), critic())
+    vt = TritonVTrace.for_loss(loss, gamma=0.97)
+    loss.make_value_estimator(vt)
+    data = rollout(loss.actor_network, 2, 10)
+    by_itself = loss(data.clone())["loss_objective"]
+    torch.testing.assert_close(by_itself, loss(vt(data.clone()))["loss_objective"])
+
+
+MISSING = [("next", "reward"), ("next", "done"), "action_log_prob", "action"]
+
+
+@pytest.mark.parametrize("key", MISSING, ids=str)
+def test_a_missing_entry_is_named(key):
+    actor = ACTORS["Categorical"]()
+    with pytest.raises(VTraceError, match=f"^{re.escape(str(key))}: expected an entry in the tensordict"):
+        ours_for(actor)(rollout(actor, 2, 5).exclude(key))
+
+
+def test_missing_values_are_named():
+    actor = ACTORS["Categorical"]()
+    vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=None, weight_advantages=True)
+    with pytest.raises(VTraceError, match=r"^state_value: expected an entry in the tensordict"):
+        vt(rollout(actor, 2, 5))
+
+
+@pytest.mark.parametrize("key", [("next", "reward"), ("next", "done"), ("next", "truncated")], ids=str)
+def test_a_wrong_shape_is_named(key):
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 4, 5)
+    data[key] = torch.stack([data[key]] * 2, -1)
+    with pytest.raises(VTraceError, match=rf"^{re.escape(str(key))}: expected shape \[4, 5, 1\]"):
+        ours_for(actor)(data)
+
+
+@pytest.mark.parametrize("time_dim", [2, -3, "time", 1.0])
+def test_a_wrong_time_dim(time_dim):
+    actor = ACTORS["Categorical"]()
+    with pytest.raises(VTraceError, match=r"^time_dim: expected"):
+        ours_for(actor)(rollout(actor, 4, 5), time_dim=time_dim)
+    with pytest.raises(VTraceError, match=r"^time_dim: expected"):
+        ours_for(actor, time_dim=time_dim)(rollout(actor, 4, 5))
+
+
 def test_the_tensordict_without_the_action():
     actor = ACTORS["Categorical"]()
     data = rollout(actor, 2, 5).exclude("action")
     with pytest.raises(
-        VTraceError, match=r"^action: expected the recorded action under 'action'.*log_prob_of='upstream'"
+        VTraceError, match=r"^action: expected an entry.*log_prob_of='upstream'.*, got the keys \['action_log_prob'"
     ):
         ours_for(actor)(data)
 
@@ -198,11 +350,17 @@ def test_the_tensordict_without_the_action():
         ({"log_prob_of": "mode"}, "log_prob_of: expected 'recorded' or 'upstream', got 'mode'"),
         ({"log_prob_of": "upstream", "weight_advantages": False}, "weight_advantages: expected True"),
         ({"backend": "cuda"}, "backend: expected one of"),
+        ({"gamma": 1.5}, r"gamma: expected a number in \[0, 1\], got 1.5"),
+        ({"rho_thresh": -1.0}, "rho_thresh: expected a number of at least 0"),
+        ({"c_thresh": -1.0}, "c_thresh: expected a number of at least 0"),
+        ({"pg_rho_thresh": -1.0}, "pg_rho_thresh: expected a number of at least 0"),
+        ({"lmbda": 2}, r"lmbda: expected a number in \[0, 1\], got 2"),
+        ({"weight_advantages": "no"}, "weight_advantages: expected True or False, got 'no'"),
     ],
 )
 def test_wrong_options(options, message):
     with pytest.raises(VTraceError, match=message):
-        TritonVTrace(gamma=0.97, actor_network=ACTORS["Categorical"](), value_network=critic(), **options)
+        TritonVTrace(**{"gamma": 0.97} | options, actor_network=ACTORS["Categorical"](), value_network=critic())
 
 
 @pytest.mark.parametrize(
@@ -215,8 +373,7 @@ def test_for_loss_weights_the_advantage_as_the_loss_needs(loss_class, weighted):
     assert TritonVTrace.for_loss(loss, gamma=0.97, log_prob_of="upstream").weight_advantages is True
 
 
-def test_without_a_loss_it_weights_and_says_so_once(monkeypatch):
-    monkeypatch.setattr(estimator, "_warned", False)
+def test_without_a_loss_it_weights_and_says_so_once():
     actor = ACTORS["Categorical"]()
     data = rollout(actor, 2, 5)
     vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=critic())
@@ -225,7 +382,8 @@ def test_without_a_loss_it_weights_and_says_so_once(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         vt(data)
-    assert vt.weight_advantages is True
+    weighted = TritonVTrace(gamma=0.97, actor_network=actor, value_network=vt.value_network, weight_advantages=True)
+    assert_same(vt(data.clone()), weighted(data.clone()), tolerance=0)
 
 
 @pytest.mark.parametrize("functional", [True, False])

@@ -50,5 +50,5 @@ def test_no_steps():
 
 def test_a_wrong_shape_names_the_argument():
     log_pi, log_mu, value, next_value, reward, done, terminated = data(3, 10, 1)
-    with pytest.raises(VTraceError, match=r"rewards: expected shape \[3, 10, 1\].*got shape \[3, 9, 1\]"):
+    with pytest.raises(VTraceError, match=r"^reward: expected shape \[3, 10, 1\].*got shape \[3, 9, 1\]"):
         ours(0.97, log_pi, log_mu, value, next_value, reward[:, 1:], done, terminated)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from vtrace_plugins._core.checks import (
     check_options,
     check_tensors,
 )
+from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins._core.layout import on_time_first
 from vtrace_plugins._core.ops import vtrace_triton
 from vtrace_plugins._core.reference import vtrace_reference
@@ -83,14 +83,15 @@ def vtrace(
         mask: True where the step is real. Padding contributes nothing, is never read and gets 0 in both results; the
             step before it counts as the end of a window. Same dtypes as ``terminated``.
         gamma: discount in [0, 1]: a number, a 0-d tensor, or a tensor that broadcasts to the data's shape
-            (multi-step data: ``gamma ** steps_to_next_obs``). Only numbers are range-checked.
-        rho_bar: clip of the ratio in the temporal differences; a number (inf allowed) or a 0-d tensor.
+            (multi-step data: ``gamma ** steps_to_next_obs``). Only numbers are range-checked, here and in the clips:
+            reading a tensor would wait for the GPU, so one out of range gives undefined results.
+        rho_bar: clip of the ratio in the temporal differences, at least 0; a number (inf allowed) or a 0-d tensor.
         c_bar: clip of the ratio in the trace.
         pg_rho_bar: clip of the ratio in the advantages; ``rho_bar`` if None.
         lam: lambda in [0, 1]. On-policy, with ``next_values`` absent, the advantage is GAE(lam).
         weight_advantages: False leaves out ``min(pg_rho_bar, w_t)``, for losses that multiply by the ratio
             themselves (PPO, TRPO).
-        time_dim: dimension of time.
+        time_dim: dimension of time. The default is the last one: pass 1 for ``[B, T, 1]``, 0 for ``[T, N]``.
         backend: ``"auto"``, ``"triton"``, ``"torch"`` or ``"reference"`` (a slow, readable loop).
             ``"auto"`` is decided by device alone:
 
@@ -106,8 +107,9 @@ def vtrace(
 
     Returns:
         ``VTraceReturns(targets, advantages)``, each with the shape and dtype of ``values``. The computation is in
-        float64 if any floating input is, else in float32. Gradients reach every floating input; pass detached
-        tensors (V-trace users mostly do) and nothing is kept for them.
+        float64 if any of log_pi, log_mu, values, rewards or the continuation is, else in float32; gamma and the clips
+        follow. Gradients reach every floating input; pass detached tensors (V-trace users mostly do) and nothing is
+        kept for them.
 
     Raises:
         VTraceError: (a ValueError) for a wrong shape, dtype, device, range or combination of arguments.
@@ -136,24 +138,34 @@ def vtrace(
     }
     time_dim = check_tensors(values, tensors, time_dim)
     check_continuation(tensors)
-    if pg_rho_bar is None:
-        pg_rho_bar = rho_bar
-    check_options(values, gamma, rho_bar, c_bar, pg_rho_bar, lam)
+    check_options(values, gamma, rho_bar, c_bar, pg_rho_bar, lam, weight_advantages)
     backend = _resolve(backend, values.device)
 
     if values.numel() == 0:
         return VTraceReturns(torch.empty_like(values), torch.empty_like(values))
-    if isinstance(gamma, Tensor):
-        gamma = gamma.expand(values.shape)
-    arguments = (
-        *(log_pi, log_mu, values, rewards, terminated, truncated),
-        *(bootstrap_values, last_value, next_values, mask),
-        *(gamma, rho_bar, c_bar, pg_rho_bar, lam, weight_advantages, time_dim),
+    number = lambda x: x if isinstance(x, Tensor) else float(x)  # noqa: E731
+    inputs = Inputs(
+        log_pi=log_pi,
+        log_mu=log_mu,
+        values=values,
+        rewards=rewards,
+        terminated=terminated,
+        truncated=truncated,
+        bootstrap_values=bootstrap_values,
+        last_value=last_value,
+        next_values=next_values,
+        mask=mask,
+        gamma=gamma.expand(values.shape) if isinstance(gamma, Tensor) else float(gamma),
+        rho_bar=number(rho_bar),
+        c_bar=number(c_bar),
+        pg_rho_bar=number(rho_bar if pg_rho_bar is None else pg_rho_bar),
+        lam=float(lam),
+        weight_advantages=weight_advantages,
+        time_dim=time_dim,
     )
     if backend == "triton":
-        return VTraceReturns(*vtrace_triton(*arguments))
-    function = vtrace_torch if backend == "torch" else vtrace_reference
-    return VTraceReturns(*on_time_first(function, *arguments))
+        return VTraceReturns(*vtrace_triton(inputs))
+    return VTraceReturns(*on_time_first(vtrace_torch if backend == "torch" else vtrace_reference, inputs))
 
 
 def _resolve(backend: str, device: torch.device) -> str:
@@ -163,11 +175,13 @@ def _resolve(backend: str, device: torch.device) -> str:
     if backend == "triton":
         missing = _why_no_triton()
         if missing is not None:
-            raise VTraceError(f"backend: 'triton' expects triton to be installed, got {missing}")
+            raise VTraceError("backend", "triton to be installed for 'triton'", missing)
         if device.type != "cuda" and not (device.type == "cpu" and _interpreted()):
             raise VTraceError(
-                f"backend: 'triton' expects tensors on a CUDA device, got {device} "
-                "(on CPU it runs only in triton's interpreter: set TRITON_INTERPRET=1 before Python starts)"
+                "backend",
+                "tensors on a CUDA device for 'triton' (on CPU it runs only in triton's interpreter: set "
+                "TRITON_INTERPRET=1 before Python starts)",
+                str(device),
             )
     return backend
 
@@ -182,4 +196,6 @@ def _why_no_triton() -> str | None:
 
 
 def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+    from vtrace_plugins._core.launch import INTERPRETED
+
+    return INTERPRETED

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins._core.kernels import vtrace_kernel
-from vtrace_plugins._core.layout import compute_dtype
-from vtrace_plugins._core.ops import empty_results
+from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _ELEMENTS_PER_PROGRAM = 2048
@@ -32,79 +30,48 @@ def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, in
     return block_rows, block_time
 
 
-def launch(
-    log_pi: Tensor,
-    log_mu: Tensor,
-    values: Tensor,
-    rewards: Tensor,
-    terminated: Tensor,
-    truncated: Tensor | None,
-    bootstrap_values: Tensor | None,
-    last_value: Tensor | None,
-    next_values: Tensor | None,
-    mask: Tensor | None,
-    gamma_tensor: Tensor | None,
-    rho_bar_tensor: Tensor | None,
-    c_bar_tensor: Tensor | None,
-    pg_rho_bar_tensor: Tensor | None,
-    gamma: float,
-    rho_bar: float,
-    c_bar: float,
-    pg_rho_bar: float,
-    lam: float,
-    weight_advantages: bool,
-    time_dim: int,
-) -> tuple[Tensor, Tensor]:
-    """Run the kernel on non-empty data of any layout; the arguments are the operator's (:mod:`ops`)."""
-    shape = values.shape
-    outer, time, inner = math.prod(shape[:time_dim]), shape[time_dim], math.prod(shape[time_dim + 1 :])
-    targets, advantages = empty_results(values, time_dim)
+def launch(x: Inputs) -> tuple[Tensor, Tensor]:
+    """Run the kernel on non-empty data of any layout."""
+    outer, time, inner = folded_shape(x.values.shape, x.time_dim)
+    targets, advantages = empty_results(x.values, x.time_dim)
     furthest = 0
 
-    def described(x: Tensor | None, steps: int = time) -> tuple[Tensor, int, int, int] | None:
-        """x for the kernel: a view over [outer, time, inner] wherever its strides allow, else a copy."""
+    def described(t: Tensor | None, steps: int = time) -> tuple[Tensor, int, int, int] | None:
+        """t for the kernel: a view over [outer, time, inner] wherever its strides allow, else a copy."""
         nonlocal furthest
-        if x is None:
+        if t is None:
             return None
-        x = x.reshape(outer, steps, inner)
-        stride_outer, stride_time, stride_inner = x.stride()
+        t = t.reshape(outer, steps, inner)
+        stride_outer, stride_time, stride_inner = t.stride()
         furthest = max(furthest, (outer - 1) * stride_outer + steps * stride_time + (inner - 1) * stride_inner)
-        return x, stride_outer, stride_time, stride_inner
+        return t, stride_outer, stride_time, stride_inner
 
-    if last_value is not None:
-        continuation = described(last_value, steps=1)  # read at t = T - 1 ...
+    if x.last_value is not None:
+        continuation = described(x.last_value, steps=1)  # it is read at t = T - 1 ...
         assert continuation is not None
-        continuation = (*continuation[:2], 0, continuation[3])  # ... which is where its only entry must be
+        continuation = (*continuation[:2], 0, continuation[3])  # ... so there its only entry must be
     else:
-        continuation = described(bootstrap_values if next_values is None else next_values)
-    inputs = tuple(described(x) for x in (log_pi, log_mu, values, rewards, terminated, truncated))
-    options = (described(mask), described(gamma_tensor))
-    outputs = (described(targets), described(advantages))
+        continuation = described(x.bootstrap_values if x.next_values is None else x.next_values)
+    per_step_gamma = x.gamma if isinstance(x.gamma, Tensor) else None
+    clips = (x.rho_bar, x.c_bar, x.pg_rho_bar)
 
     rows = outer * inner
-    compute = compute_dtype(log_pi, log_mu, values, rewards, bootstrap_values, last_value, next_values)
-    block_rows, block_time = choose_tile(rows, time, time_is_contiguous=values.stride(time_dim) == 1 or time == 1)
-    with torch.cuda.device_of(values):
+    time_is_contiguous = x.values.stride(x.time_dim) == 1 or time == 1
+    block_rows, block_time = choose_tile(rows, time, time_is_contiguous)
+    tensors = [described(t) for t in (x.log_pi, x.log_mu, x.values, x.rewards, x.terminated, x.truncated)]
+    tensors += [continuation, described(x.mask), described(per_step_gamma), described(targets), described(advantages)]
+    with torch.cuda.device_of(x.values):
         vtrace_kernel[(triton.cdiv(rows, block_rows),)](
-            *inputs,
-            continuation,
-            *options,
-            *outputs,
-            rho_bar_tensor,
-            c_bar_tensor,
-            pg_rho_bar_tensor,
-            gamma,
-            rho_bar,
-            c_bar,
-            pg_rho_bar,
-            lam,
+            *tensors,
+            *(bar if isinstance(bar, Tensor) else None for bar in clips),
+            *(0.0 if isinstance(number, Tensor) else number for number in (x.gamma, *clips, x.lam)),
             rows,
             time,
             inner,
-            CONTINUATION_IS_NEXT=next_values is not None,
-            LAMBDA_IS_ONE=lam == 1,
-            WEIGHTED=weight_advantages,
-            COMPUTE=tl.float64 if compute is torch.float64 else tl.float32,
+            CONTINUATION_IS_NEXT=x.next_values is not None,
+            LAMBDA_IS_ONE=x.lam == 1,
+            WEIGHTED=x.weight_advantages,
+            COMPUTE=tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
             INDEX=tl.int64 if furthest >= 2**31 else tl.int32,
             BLOCK_ROWS=block_rows,
             BLOCK_TIME=block_time,

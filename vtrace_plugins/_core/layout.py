@@ -2,61 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """float64 if any of the data is float64, else float32 (half precision accumulates in float32)."""
-    return torch.float64 if any(x is not None and x.dtype is torch.float64 for x in tensors) else torch.float32
+from vtrace_plugins._core.inputs import Inputs
 
 
-def on_time_first(
-    function: Callable[..., tuple[Tensor, Tensor]],
-    log_pi: Tensor,
-    log_mu: Tensor,
-    values: Tensor,
-    rewards: Tensor,
-    terminated: Tensor,
-    truncated: Tensor | None,
-    bootstrap_values: Tensor | None,
-    last_value: Tensor | None,
-    next_values: Tensor | None,
-    mask: Tensor | None,
-    gamma: float | Tensor,
-    rho_bar: float | Tensor,
-    c_bar: float | Tensor,
-    pg_rho_bar: float | Tensor,
-    lam: float,
-    weight_advantages: bool,
-    time_dim: int,
-) -> tuple[Tensor, Tensor]:
-    """Call ``function`` on views with time first, floats in the compute dtype, flags as bool; undo that after."""
-    dtype = compute_dtype(log_pi, log_mu, values, rewards, bootstrap_values, last_value, next_values)
+def compute_dtype(x: Inputs) -> torch.dtype:
+    """float64 if any of the data is, else float32 (half precision accumulates in float32). gamma and clips follow."""
+    data = (x.log_pi, x.log_mu, x.values, x.rewards, x.bootstrap_values, x.last_value, x.next_values)
+    return torch.float64 if any(t is not None and t.dtype is torch.float64 for t in data) else torch.float32
 
-    def number(x: Tensor) -> Tensor:
-        return x.movedim(time_dim, 0).to(dtype)
 
-    def flag(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.movedim(time_dim, 0) != 0
+def on_time_first(function: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs) -> tuple[Tensor, Tensor]:
+    """Call ``function`` on views with time first, floats in the compute dtype and flags as bool; undo that after.
 
-    results = function(
-        number(log_pi),
-        number(log_mu),
-        number(values),
-        number(rewards),
-        flag(terminated),
-        flag(truncated),
-        None if bootstrap_values is None else number(bootstrap_values),
-        None if last_value is None else last_value.to(dtype),
-        None if next_values is None else number(next_values),
-        flag(mask),
-        number(gamma) if isinstance(gamma, Tensor) else gamma,
-        *(x.to(dtype) if isinstance(x, Tensor) else x for x in (rho_bar, c_bar, pg_rho_bar)),
-        lam,
-        weight_advantages,
-    )
-    targets, advantages = (x.to(values.dtype).movedim(0, time_dim) for x in results)
+    A 0-d tensor stays one, and so does a number; a clip that the compute dtype cannot hold becomes inf.
+    """
+    dtype = compute_dtype(x)
+
+    def number(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.movedim(x.time_dim, 0).to(dtype)
+
+    def flag(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t.movedim(x.time_dim, 0) != 0
+
+    def clip(bar: float | Tensor) -> float | Tensor:
+        if isinstance(bar, Tensor):
+            return bar.to(dtype)
+        return bar if bar <= torch.finfo(dtype).max else float("inf")
+
+    prepared: dict[str, Any] = {
+        **{name: number(getattr(x, name)) for name in ("log_pi", "log_mu", "values", "rewards")},
+        **{name: number(getattr(x, name)) for name in ("bootstrap_values", "next_values")},
+        **{name: flag(getattr(x, name)) for name in ("terminated", "truncated", "mask")},
+        **{name: clip(getattr(x, name)) for name in ("rho_bar", "c_bar", "pg_rho_bar")},
+        "last_value": None if x.last_value is None else x.last_value.to(dtype),
+        "gamma": number(x.gamma) if isinstance(x.gamma, Tensor) else x.gamma,
+        "time_dim": 0,
+    }
+    results = function(x._replace(**prepared))
+    targets, advantages = (t.to(x.values.dtype).movedim(0, x.time_dim) for t in results)
     return targets, advantages
+
+
+def folded_shape(shape: torch.Size, time_dim: int) -> tuple[int, int, int]:
+    """``[outer, time, inner]``, the kernel's view of any number of dimensions."""
+    return math.prod(shape[:time_dim]), shape[time_dim], math.prod(shape[time_dim + 1 :])
+
+
+def empty_results(values: Tensor, time_dim: int) -> tuple[Tensor, Tensor]:
+    """Uninitialised targets and advantages, laid out as ``values`` is, if ``[outer, time, inner]`` is a view of that.
+
+    They are tensors of their own: autograd would not let a caller edit a view made by an operator in place.
+    """
+    try:
+        torch.empty_like(values, device="meta").view(folded_shape(values.shape, time_dim))
+    except RuntimeError:
+        values = values.contiguous()
+    return torch.empty_like(values), torch.empty_like(values)

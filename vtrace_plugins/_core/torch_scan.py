@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins._core.reference import clip_ratio
 
 # A scan step on fewer elements than this costs its launch, not its arithmetic (CPU and GPU alike).
@@ -99,62 +100,46 @@ class LinearScan(torch.autograd.Function):
         b_before = _ahead(b.flip(0), 0.0)
         cut_before = torch.cat([cut.flip(0)[1:], torch.ones_like(cut[:1])])
         grad_a = LinearScan.apply(grad.flip(0), b_before, cut_before).flip(0)
-        grad_b = torch.where(cut, 0.0, grad_a) * torch.where(cut, 0.0, _ahead(x, 0.0))
-        return grad_a, grad_b, None
+        return grad_a, torch.where(cut, 0.0, grad_a) * torch.where(cut, 0.0, _ahead(x, 0.0)), None
 
 
-def vtrace_torch(
-    log_pi: Tensor,
-    log_mu: Tensor,
-    values: Tensor,
-    rewards: Tensor,
-    terminated: Tensor,
-    truncated: Tensor | None,
-    bootstrap_values: Tensor | None,
-    last_value: Tensor | None,
-    next_values: Tensor | None,
-    mask: Tensor | None,
-    gamma: float | Tensor,
-    rho_bar: float | Tensor,
-    c_bar: float | Tensor,
-    pg_rho_bar: float | Tensor,
-    lam: float,
-    weight_advantages: bool,
-) -> tuple[Tensor, Tensor]:
+def vtrace_torch(x: Inputs) -> tuple[Tensor, Tensor]:
     """As :func:`~vtrace_plugins._core.reference.vtrace_reference`, term by term, without its loop."""
-    log_ratio = log_pi - log_mu
-    term = terminated
-    if mask is None:
+    log_ratio, rewards, values, gamma, term = x.log_pi - x.log_mu, x.rewards, x.values, x.gamma, x.terminated
+    if x.mask is None:
         end = torch.cat([torch.zeros_like(term[1:]), torch.ones_like(term[:1])])
+        unread = term
     else:
-        end = ~torch.cat([mask[1:], torch.zeros_like(mask[:1])])
-        term = term & mask
-        log_ratio, rewards, values = (torch.where(mask, x, 0.0) for x in (log_ratio, rewards, values))
-        if isinstance(gamma, Tensor) and gamma.ndim > 0:
-            gamma = torch.where(mask, gamma, 0.0)
-    trunc_or_end = end if truncated is None else end | (truncated & ~term)
-    cut = term | trunc_or_end
+        end = ~torch.cat([x.mask[1:], torch.zeros_like(x.mask[:1])])
+        term = term & x.mask
+        unread = term | ~x.mask
+        log_ratio, rewards, values = (torch.where(x.mask, t, 0.0) for t in (log_ratio, rewards, values))
+        if isinstance(gamma, Tensor):
+            gamma = torch.where(x.mask, gamma, 0.0)
+    bootstraps = end if x.truncated is None else end | (x.truncated & ~term)
+    cut = term | bootstraps
 
-    if next_values is not None:
-        next_value = next_values
-    elif bootstrap_values is not None:
-        next_value = torch.where(trunc_or_end, bootstrap_values, _ahead(values, 0.0))
+    if x.next_values is not None:
+        next_value = x.next_values
+    elif x.bootstrap_values is not None:
+        next_value = torch.where(bootstraps, x.bootstrap_values, _ahead(values, 0.0))
     else:
-        assert last_value is not None
-        next_value = _ahead(values, last_value)
-    next_value = torch.where(term if mask is None else term | ~mask, 0.0, next_value)
+        assert x.last_value is not None
+        next_value = _ahead(values, x.last_value)
+    next_value = torch.where(unread, 0.0, next_value)
 
-    rho = clip_ratio(log_ratio, rho_bar)
-    c = rho if _same(c_bar, rho_bar) else clip_ratio(log_ratio, c_bar)
+    rho = clip_ratio(log_ratio, x.rho_bar)
+    c = rho if _same(x.c_bar, x.rho_bar) else clip_ratio(log_ratio, x.c_bar)
     alpha = rho * (rewards + gamma * next_value - values)
-    beta = torch.where(cut, 0.0, gamma * (c if lam == 1 else lam * c))
+    beta = torch.where(cut, 0.0, gamma * (c if x.lam == 1 else x.lam * c))
     targets = values + LinearScan.apply(alpha, beta, cut)
 
     target_next = _ahead(targets, 0.0)
-    mixed = target_next if lam == 1 else next_value + lam * (target_next - next_value)
+    mixed = target_next if x.lam == 1 else next_value + x.lam * (target_next - next_value)
     advantages = rewards + gamma * torch.where(cut, next_value, mixed) - values
-    if weight_advantages:
-        advantages = (rho if _same(pg_rho_bar, rho_bar) else clip_ratio(log_ratio, pg_rho_bar)) * advantages
-    if mask is not None:
-        targets, advantages = torch.where(mask, targets, 0.0), torch.where(mask, advantages, 0.0)
+    if x.weight_advantages:
+        weight = rho if _same(x.pg_rho_bar, x.rho_bar) else clip_ratio(log_ratio, x.pg_rho_bar)
+        advantages = weight * advantages
+    if x.mask is not None:
+        targets, advantages = torch.where(x.mask, targets, 0.0), torch.where(x.mask, advantages, 0.0)
     return targets, advantages

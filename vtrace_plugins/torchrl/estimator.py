@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import warnings
 from typing import Any
 
@@ -11,7 +13,7 @@ from tensordict.nn import TensorDictModule, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.objectives import PPOLoss
-from torchrl.objectives.utils import _maybe_get_or_select, hold_out_net
+from torchrl.objectives.utils import hold_out_net
 from torchrl.objectives.value import VTrace
 from torchrl.objectives.value.advantages import (
     _call_actor_net,
@@ -21,9 +23,17 @@ from torchrl.objectives.value.advantages import (
 )
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins._core.checks import VTraceError, check_backend
+from vtrace_plugins._core.checks import (
+    VTraceError,
+    check_backend,
+    check_flag,
+    check_number,
+    check_time_dim,
+    named_as,
+)
 from vtrace_plugins.torchrl.boundaries import split_done
-from vtrace_plugins.torchrl.log_probs import match, recorded_log_prob, summed
+from vtrace_plugins.torchrl.entries import entry, match
+from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob
 
 
 class TritonVTrace(VTrace):
@@ -71,7 +81,7 @@ class TritonVTrace(VTrace):
         *,
         gamma: float | Tensor,
         actor_network: TensorDictModule,
-        value_network: TensorDictModule,
+        value_network: TensorDictModule | None,
         rho_thresh: float | Tensor = 1.0,
         c_thresh: float | Tensor = 1.0,
         pg_rho_thresh: float | Tensor | None = None,
@@ -82,13 +92,22 @@ class TritonVTrace(VTrace):
         **kwargs: Any,
     ) -> None:
         if log_prob_of not in ("recorded", "upstream"):
-            raise VTraceError(f"log_prob_of: expected 'recorded' or 'upstream', got {log_prob_of!r}")
+            raise VTraceError("log_prob_of", "'recorded' or 'upstream'", repr(log_prob_of))
+        if weight_advantages is not None:
+            check_flag("weight_advantages", weight_advantages)
         if log_prob_of == "upstream" and weight_advantages is False:
             raise VTraceError(
-                "weight_advantages: expected True (or nothing) beside log_prob_of='upstream', whose purpose is "
-                "upstream's numbers, got False"
+                "weight_advantages",
+                "True or None beside log_prob_of='upstream', whose purpose is upstream's numbers",
+                "False",
             )
         check_backend(backend)
+        check_number("lmbda", lmbda, 1.0)
+        _check_unless_tensor("gamma", gamma, 1.0)
+        _check_unless_tensor("rho_thresh", rho_thresh, math.inf)
+        _check_unless_tensor("c_thresh", c_thresh, math.inf)
+        if pg_rho_thresh is not None:
+            _check_unless_tensor("pg_rho_thresh", pg_rho_thresh, math.inf)
         super().__init__(
             gamma=gamma,
             actor_network=actor_network,
@@ -103,12 +122,13 @@ class TritonVTrace(VTrace):
         self.lmbda = lmbda
         self.log_prob_of = log_prob_of
         self.backend = backend
-        # None until for_loss, or else the first call, decides.
+        # None until for_loss has seen the loss. Without one it counts as True.
         self.weight_advantages = True if log_prob_of == "upstream" else weight_advantages
+        self._warned = False
 
     @classmethod
     def for_loss(cls, loss_module: Any, **hyperparams: Any) -> TritonVTrace:
-        """An estimator on the loss's own actor and critic, weighted as that loss needs it.
+        """An estimator on the loss's own actor, critic and keys, weighted as that loss needs it.
 
         Losses of the PPO family multiply the advantage by pi/mu themselves and get it unweighted; all others weighted.
         ``hyperparams`` are the constructor's.
@@ -116,7 +136,18 @@ class TritonVTrace(VTrace):
         estimator: TritonVTrace = super().for_loss(loss_module, **hyperparams)
         if estimator.weight_advantages is None:
             estimator.weight_advantages = not isinstance(loss_module, PPOLoss)
+        keys = getattr(loss_module, "tensor_keys", None)
+        names = (field.name for field in dataclasses.fields(estimator.default_keys))
+        estimator.set_keys(**{name: getattr(keys, name) for name in names if getattr(keys, name, None) is not None})
         return estimator
+
+    @property
+    def in_keys(self) -> list[NestedKey]:
+        """What :meth:`forward` reads; the recorded action is upstream's addition to make, so it is made here."""
+        keys: list[NestedKey] = list(super().in_keys)
+        if self.log_prob_of == "recorded":
+            keys += [key for key in action_keys(self.actor_network) if key not in keys]
+        return keys
 
     @property
     def truncated_key(self) -> NestedKey:
@@ -139,7 +170,9 @@ class TritonVTrace(VTrace):
 
         Args:
             tensordict (TensorDictBase): data ``[*B, T]`` as collected: the actor's and critic's inputs, the action, its
-                log-prob (``sample_log_prob``), and ``("next", ...)`` with observation, reward and the flags.
+                log-prob (``"action_log_prob"`` unless set_keys says otherwise), and ``("next", ...)`` with observation,
+                reward and flags. ``("collector", "mask")``, where present, marks the real steps of padded trajectories:
+                padding gets 0, and the step before it ends a window.
 
         Keyword Args:
             params (TensorDictBase, optional): parameters for the value network, for functional use.
@@ -154,71 +187,112 @@ class TritonVTrace(VTrace):
             VTraceError: naming the entry that is missing or has the wrong shape, dtype or device.
         """
         if tensordict.batch_dims < 1:
-            raise VTraceError(f"tensordict: expected at least one batch dimension (time), got {tensordict.batch_size}")
-        if self.weight_advantages is None:
-            self.weight_advantages = True
-            _warn_once_about_weights()
-        time_dim = self._get_time_dim(time_dim, tensordict)
+            raise VTraceError("tensordict", "at least one batch dimension (time)", str(tensordict.batch_size))
+        time_dim = self._resolve_time_dim(time_dim, tensordict)
+        keys, batch_dims = self.tensor_keys, tensordict.batch_dims
 
-        value, next_value, valid = self._values(tensordict, params, target_params)
-        log_mu = match(summed(_maybe_get_or_select(tensordict, self.tensor_keys.sample_log_prob)), value)
-        log_pi = match(self._log_pi(tensordict), value)
+        value, next_value, valid = self._values(tensordict, params, target_params, time_dim)
 
-        # Under shifted=True the steps that found no slot are padding, and the one before them ends its window.
-        data = self._prepare_shifted_tensordict(tensordict, valid, time_dim)
-        reward = data.get(("next", self.tensor_keys.reward))
+        def matched(key: NestedKey, x: Tensor | None) -> Any:
+            return None if x is None else match(key, x, value, batch_dims)
+
+        def read(key: NestedKey, what: str) -> Tensor:
+            return match(key, entry(tensordict, key, what), value, batch_dims)
+
+        reward = read(("next", keys.reward), "the reward")
         terminated, truncated = split_done(
-            data.get(("next", self.tensor_keys.done)),
-            data.get(("next", self.tensor_keys.terminated), None),
-            data.get(("next", self.truncated_key), None),
+            read(("next", keys.done), "whether the episode ended"),
+            *(
+                matched(("next", key), tensordict.get(("next", key), None))
+                for key in (keys.terminated, self.truncated_key)
+            ),
         )
-        target, advantage = vtrace(
-            log_pi,
-            log_mu,
-            value,
-            reward,
-            terminated,
-            truncated,
-            next_values=next_value,
-            gamma=self._discount(tensordict, reward),
-            rho_bar=self._on(reward.device, "rho_thresh"),
-            c_bar=self._on(reward.device, "c_thresh"),
-            pg_rho_bar=self._on(reward.device, "pg_rho_thresh"),
-            lam=self.lmbda,
-            weight_advantages=self.weight_advantages,
-            time_dim=time_dim,
-            backend=self.backend,
-        )
-        if self.average_adv:
-            advantage = self._standardized(advantage, tensordict)
+        real = matched("mask", _both(valid, tensordict.get(("collector", "mask"), None)))
+        log_mu = matched(keys.sample_log_prob, collected_log_prob(tensordict, keys.sample_log_prob))
+        log_pi = matched("log pi", self._log_pi(tensordict))
+        steps = matched(keys.steps_to_next_obs, tensordict.get(keys.steps_to_next_obs, None))
+        gamma = self._on(value.device, "gamma")
 
-        tensordict.set(self.tensor_keys.advantage, advantage)
-        tensordict.set(self.tensor_keys.value_target, target)
-        self._mask_shifted_output(tensordict, valid)
+        with named_as(self._names()):
+            target, advantage = vtrace(
+                log_pi,
+                log_mu,
+                value,
+                reward,
+                terminated,
+                truncated,
+                next_values=next_value,
+                mask=real,
+                gamma=gamma if steps is None else gamma**steps,
+                rho_bar=self._on(value.device, "rho_thresh"),
+                c_bar=self._on(value.device, "c_thresh"),
+                pg_rho_bar=self._on(value.device, "pg_rho_thresh"),
+                lam=self.lmbda,
+                weight_advantages=self._weighted(),
+                time_dim=time_dim,
+                backend=self.backend,
+            )
+        if self.average_adv:
+            advantage = self._standardized(advantage, real, tensordict)
+
+        if valid is not None:
+            tensordict.set("shifted_valid", valid)
+        tensordict.set(keys.advantage, advantage)
+        tensordict.set(keys.value_target, target)
         return tensordict
 
+    def _resolve_time_dim(self, time_dim: int | None, tensordict: TensorDictBase) -> int:
+        """The call's, else the constructor's, else the dimension named "time", else the last batch dimension."""
+        if time_dim is None:
+            time_dim = self.time_dim
+        if time_dim is None:
+            time_dim = self._get_time_dim(None, tensordict)
+        return check_time_dim(time_dim, tensordict.batch_dims)
+
     def _values(
-        self, tensordict: TensorDictBase, params: TensorDictBase | None, target_params: TensorDictBase | None
+        self,
+        tensordict: TensorDictBase,
+        params: TensorDictBase | None,
+        target_params: TensorDictBase | None,
+        time_dim: int,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """V(x_t), V(x_{t+1}) and, under shifted=True, which steps are real."""
+        """V(x_t), V(x_{t+1}) and, under shifted=True, which steps found a slot in the one call."""
+        keys = self.tensor_keys
         if self.value_network is None:
-            valid = tensordict.get("shifted_valid", None) if self.shifted else None
-            return tensordict.get(self.tensor_keys.value), tensordict.get(("next", self.tensor_keys.value)), valid
+            value, next_value = (
+                entry(tensordict, key, "the value, as value_network is None")
+                for key in (keys.value, ("next", keys.value))
+            )
+            return value, next_value, tensordict.get("shifted_valid", None) if self.shifted else None
         if params is not None:
             params = params.detach()
             if target_params is None:
                 target_params = params.clone(False)
+        data = self._for_shifted_call(tensordict, time_dim) if self.shifted else tensordict
         with hold_out_net(self.value_network):  # gradients may pass through, but not into its parameters
             value, next_value, valid = self._call_value_nets(
-                data=tensordict,
+                data=data,
                 params=params,
                 next_params=target_params,
                 single_call=self.shifted,
-                value_key=self.tensor_keys.value,
+                value_key=keys.value,
                 detach_next=True,
                 vmap_randomness=self.vmap_randomness,
             )
+        if data is not tensordict:
+            tensordict.set(keys.value, value)
+            tensordict.set(("next", keys.value), next_value)
         return value, next_value, valid
+
+    def _for_shifted_call(self, tensordict: TensorDictBase, time_dim: int) -> TensorDictBase:
+        """Upstream's single call inverts flags with ``~`` and finds time by name alone: give it bools and the name."""
+        data = tensordict.copy()
+        for key in (self.tensor_keys.done, self.tensor_keys.terminated):
+            flag = data.get(("next", key), None)
+            if flag is not None and flag.dtype is not torch.bool:
+                data.set(("next", key), flag != 0)
+        data.names = ["time" if i == time_dim else None for i in range(data.batch_dims)]
+        return data
 
     def _log_pi(self, tensordict: TensorDictBase) -> Tensor:
         with hold_out_net(self.actor_network):
@@ -231,6 +305,34 @@ class TritonVTrace(VTrace):
                 log_prob_key=self.tensor_keys.sample_log_prob,
             )
 
+    def _weighted(self) -> bool:
+        if self.weight_advantages is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "this TritonVTrace was built without its loss, so its advantages carry the importance weight "
+                "min(rho, pi/mu), as A2C-like losses want them. PPO-like losses multiply by pi/mu themselves: pass "
+                "weight_advantages=False for those (or True to say that this is meant), or build it with "
+                "TritonVTrace.for_loss(loss, ...).",
+                stacklevel=2,
+            )
+        return self.weight_advantages is not False
+
+    def _names(self) -> dict[str, str]:
+        """What the core's arguments are called here, for its errors."""
+        keys = self.tensor_keys
+        return {
+            "log_mu": str(keys.sample_log_prob),
+            "values": str(keys.value),
+            "next_values": str(("next", keys.value)),
+            "rewards": str(("next", keys.reward)),
+            "terminated": str(("next", keys.terminated)),
+            "truncated": str(("next", self.truncated_key)),
+            "rho_bar": "rho_thresh",
+            "c_bar": "c_thresh",
+            "pg_rho_bar": "pg_rho_thresh",
+            "lam": "lmbda",
+        }
+
     def _on(self, device: torch.device, name: str) -> Any:
         """A buffer (pg_rho_thresh may be None), moved once to where the data is."""
         buffer = getattr(self, name)
@@ -239,29 +341,26 @@ class TritonVTrace(VTrace):
             setattr(self, name, buffer)
         return buffer
 
-    def _discount(self, tensordict: TensorDictBase, reward: Tensor) -> Tensor:
-        """gamma, or gamma to the number of steps that each transition spans."""
-        gamma = self._on(reward.device, "gamma")
-        steps = tensordict.get(self.tensor_keys.steps_to_next_obs, None)
-        return gamma if steps is None else gamma ** steps.view_as(reward)
-
-    def _standardized(self, advantage: Tensor, tensordict: TensorDictBase) -> Tensor:
+    def _standardized(self, advantage: Tensor, real: Tensor | None, tensordict: TensorDictBase) -> Tensor:
+        """Zero mean and unit deviation over the real steps, or over those of each group."""
         groups = self._group_ids(tensordict)
-        if groups is None:
-            return (advantage - advantage.mean()) / advantage.std().clamp_min(1e-5)
-        return _standardize_by_group(advantage, groups, eps=1e-5)
+        if groups is not None:
+            result = _standardize_by_group(advantage, groups, mask=real, eps=1e-5)
+            return result if real is None else torch.where(real, result, 0.0)
+        real = torch.ones_like(advantage, dtype=torch.bool) if real is None else real
+        count = real.sum()
+        centred = torch.where(real, advantage - advantage.sum() / count.clamp_min(1), 0.0)
+        deviation = (centred.square().sum() / (count - 1).clamp_min(1)).sqrt()
+        return centred / deviation.clamp_min(1e-5)
 
 
-_warned = False
+def _both(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    """Steps that both masks call real; an absent one calls all of them so."""
+    if x is None or y is None:
+        return y if x is None else x
+    return x & y
 
 
-def _warn_once_about_weights() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "TritonVTrace was built without a loss, so its advantages carry the importance weight min(rho, pi/mu), as "
-            "A2C-like losses want them. PPO-like losses multiply by pi/mu themselves: pass weight_advantages=False for "
-            "those (or True to say that this is meant), or build it with TritonVTrace.for_loss(loss, ...).",
-            stacklevel=3,
-        )
+def _check_unless_tensor(name: str, x: Any, high: float) -> None:
+    if not isinstance(x, Tensor):
+        check_number(name, x, high, "a number or a tensor")

@@ -5,7 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
+from vtrace_plugins._core.checks import VTraceError, named_as
 from vtrace_plugins.torchrl.boundaries import split_done
+
+_NAMES = {
+    "values": "state_value",
+    "next_values": "next_state_value",
+    "rewards": "reward",
+    "rho_bar": "rho_thresh",
+    "c_bar": "c_thresh",
+}
 
 
 def vtrace_advantage_estimate(
@@ -24,7 +33,7 @@ def vtrace_advantage_estimate(
     """V-trace advantages and value targets, with TorchRL's signature (arXiv:1802.01561, eq. 1 and section 4.2).
 
     Args:
-        gamma: discount: a number, a 0-d tensor or a tensor that broadcasts to the data.
+        gamma: discount: a number in [0, 1], a 0-d tensor or a tensor that broadcasts to the data.
         log_pi: log-probability of the recorded action under the current policy, ``[*B, T, *F]``.
         log_mu: the same under the policy that collected the data.
         state_value: V(x_t), ``[*B, T, *F]``; floating.
@@ -32,7 +41,7 @@ def vtrace_advantage_estimate(
         reward: r_t, same shape.
         done: where an episode ended, same shape; bool, integer or floating.
         terminated: where it ended in a terminal state. If None, every done is one (as upstream).
-        rho_thresh: clip of the ratio in the temporal differences and the advantages.
+        rho_thresh: clip of the ratio in the temporal differences and the advantages: a number or a 0-d tensor.
         c_thresh: clip of the ratio in the trace.
         time_dim: dimension of time; upstream's default.
 
@@ -42,18 +51,22 @@ def vtrace_advantage_estimate(
     Raises:
         VTraceError: for a wrong shape, dtype, device or range. It is a ValueError; upstream raises RuntimeError.
     """
+    for name, x in (("log_pi", log_pi), ("log_mu", log_mu), ("done", done), ("terminated", terminated)):
+        if x is not None and x.shape != state_value.shape:
+            raise VTraceError(name, f"shape {list(state_value.shape)} (that of state_value)", f"shape {list(x.shape)}")
     terminated, truncated = split_done(done, terminated, None)
-    targets, advantages = vtrace(
-        log_pi.expand_as(state_value),
-        log_mu.expand_as(state_value),
-        state_value,
-        reward,
-        terminated,
-        truncated,
-        next_values=next_state_value,
-        gamma=gamma,
-        rho_bar=rho_thresh,
-        c_bar=c_thresh,
-        time_dim=time_dim,
-    )
+    with named_as(_NAMES):
+        targets, advantages = vtrace(
+            log_pi,
+            log_mu,
+            state_value,
+            reward,
+            terminated,
+            truncated,
+            next_values=next_state_value,
+            gamma=gamma,
+            rho_bar=rho_thresh,
+            c_bar=c_thresh,
+            time_dim=time_dim,
+        )
     return advantages, targets

@@ -6,9 +6,17 @@ from typing import Any
 
 from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import CompositeDistribution, set_composite_lp_aggregate
+from tensordict.utils import NestedKey
 from torch import Tensor
+from torchrl.objectives.utils import _maybe_get_or_select
 
-from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.torchrl.entries import entry
+
+
+def action_keys(actor: Any) -> list[NestedKey]:
+    """Where the actor writes, and so where a collector records, the action."""
+    keys: list[NestedKey] = getattr(actor, "dist_sample_keys", None) or list(getattr(actor, "out_keys", ()))
+    return keys
 
 
 def recorded_log_prob(actor: Any, tensordict: TensorDictBase) -> Tensor:
@@ -19,28 +27,31 @@ def recorded_log_prob(actor: Any, tensordict: TensorDictBase) -> Tensor:
     """
     dist = actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
     composite = isinstance(dist, CompositeDistribution)
-    keys = list(dist.dists) if composite else actor.dist_sample_keys[:1]
+    keys = list(dist.dists) if composite else action_keys(actor)[:1]
     for key in keys:
-        if tensordict.get(key, None) is None:
-            raise VTraceError(
-                f"action: expected the recorded action under {key!r} in the tensordict (log_prob_of='recorded' needs "
-                f"it), got the keys {sorted(map(str, tensordict.keys()))}; record it, or pass log_prob_of='upstream' "
-                "for the log-prob of the distribution's mode, as upstream's VTrace does"
-            )
+        entry(
+            tensordict,
+            key,
+            "the recorded action, which log_prob_of='recorded' evaluates: record it, or pass log_prob_of='upstream' "
+            "for the log-prob of the distribution's mode, as upstream's VTrace does",
+        )
     with set_composite_lp_aggregate(True):
         log_prob: Tensor = dist.log_prob(tensordict.select(*keys) if composite else tensordict.get(keys[0]))
     return log_prob
 
 
+def collected_log_prob(tensordict: TensorDictBase, key: NestedKey | list[NestedKey]) -> Tensor:
+    """log mu(a_t | x_t) as the collector wrote it; the parts of a composite one (a list of keys) added up."""
+    for one in key if isinstance(key, list) else [key]:
+        entry(
+            tensordict,
+            one,
+            "the log-prob of the action under the policy that collected it: build the actor with return_log_prob=True, "
+            "or name the entry with set_keys(sample_log_prob=...)",
+        )
+    return summed(_maybe_get_or_select(tensordict, key))
+
+
 def summed(log_prob: Any) -> Tensor:
     """The parts of a composite log-prob added up; a plain one as it is."""
     return log_prob.sum(dim="feature", reduce=True) if is_tensor_collection(log_prob) else log_prob
-
-
-def match(log_prob: Tensor, value: Tensor) -> Tensor:
-    """log_prob in the shape of value: one log-prob a step, for as many values as that step has."""
-    if log_prob.numel() == value.numel():
-        return log_prob.reshape(value.shape)
-    if log_prob.ndim == value.ndim - 1:
-        log_prob = log_prob.unsqueeze(-1)
-    return log_prob.expand_as(value)

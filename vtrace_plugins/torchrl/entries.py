@@ -1,0 +1,37 @@
+"""Entries of a tensordict: present, and in the value's shape, or an error that names the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
+from torch import Tensor
+
+from vtrace_plugins._core.checks import VTraceError
+
+
+def entry(tensordict: TensorDictBase, key: NestedKey, why: str) -> Any:
+    """What stands under ``key``, or an error that names the key."""
+    found = tensordict.get(key, None)
+    if found is None:
+        keys = sorted(map(str, tensordict.keys(include_nested=isinstance(key, tuple), leaves_only=True)))
+        raise VTraceError(str(key), f"an entry in the tensordict ({why})", f"the keys {keys}")
+    return found
+
+
+def match(key: NestedKey, x: Tensor, value: Tensor, batch_dims: int) -> Tensor:
+    """x in the shape of value, where it has one entry for each step, or for each step and agent.
+
+    ``[B, T]``, ``[B, T, 1]`` and ``[B, T, agents, 1]`` all fit values of ``[B, T, agents, 1]``. Nothing is copied.
+    """
+    if x.shape == value.shape:
+        return x
+    steps = x
+    while steps.ndim > batch_dims and steps.shape[-1] == 1:
+        steps = steps.squeeze(-1)
+    if steps.ndim < batch_dims or steps.shape != value.shape[: steps.ndim]:
+        raise VTraceError(
+            str(key), f"shape {list(value.shape)} (that of the value) or one entry a step", f"shape {list(x.shape)}"
+        )
+    return steps.reshape(*steps.shape, *[1] * (value.ndim - steps.ndim)).expand(value.shape)
