@@ -2,5 +2,6 @@
 
 from vtrace_plugins.torchrl.estimator import TritonVTrace
 from vtrace_plugins.torchrl.functional import vtrace_advantage_estimate
+from vtrace_plugins.torchrl.registration import register, unregister
 
-__all__ = ["TritonVTrace", "vtrace_advantage_estimate"]
+__all__ = ["TritonVTrace", "register", "unregister", "vtrace_advantage_estimate"]

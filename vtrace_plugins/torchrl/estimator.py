@@ -13,7 +13,6 @@ from tensordict.nn import TensorDictModule, dispatch
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.objectives import PPOLoss
-from torchrl.objectives.utils import hold_out_net
 from torchrl.objectives.value import VTrace
 from torchrl.objectives.value.advantages import (
     _call_actor_net,
@@ -34,6 +33,7 @@ from vtrace_plugins._core.checks import (
 from vtrace_plugins.torchrl.boundaries import split_done
 from vtrace_plugins.torchrl.entries import entry, match
 from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob
+from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
 
 
 class TritonVTrace(VTrace):
@@ -181,7 +181,7 @@ class TritonVTrace(VTrace):
                 last.
 
         Returns:
-            The same tensordict.
+            The same tensordict; a shallow copy of it if that was locked (memory-mapped data, say).
 
         Raises:
             VTraceError: naming the entry that is missing or has the wrong shape, dtype or device.
@@ -189,6 +189,8 @@ class TritonVTrace(VTrace):
         if tensordict.batch_dims < 1:
             raise VTraceError("tensordict", "at least one batch dimension (time)", str(tensordict.batch_size))
         time_dim = self._resolve_time_dim(time_dim, tensordict)
+        if tensordict.is_locked:
+            tensordict = tensordict.copy()  # shallow; what is locked is not written to
         keys, batch_dims = self.tensor_keys, tensordict.batch_dims
 
         value, next_value, valid = self._values(tensordict, params, target_params, time_dim)
@@ -209,7 +211,7 @@ class TritonVTrace(VTrace):
         )
         real = matched("mask", _both(valid, tensordict.get(("collector", "mask"), None)))
         log_mu = matched(keys.sample_log_prob, collected_log_prob(tensordict, keys.sample_log_prob))
-        log_pi = matched("log pi", self._log_pi(tensordict))
+        log_pi = matched("log pi", self._log_pi(tensordict, value.device))
         steps = matched(keys.steps_to_next_obs, tensordict.get(keys.steps_to_next_obs, None))
         gamma = self._on(value.device, "gamma")
 
@@ -264,24 +266,28 @@ class TritonVTrace(VTrace):
                 for key in (keys.value, ("next", keys.value))
             )
             return value, next_value, tensordict.get("shifted_valid", None) if self.shifted else None
-        if params is not None:
-            params = params.detach()
-            if target_params is None:
-                target_params = params.clone(False)
-        data = self._for_shifted_call(tensordict, time_dim) if self.shifted else tensordict
-        with hold_out_net(self.value_network):  # gradients may pass through, but not into its parameters
-            value, next_value, valid = self._call_value_nets(
-                data=data,
-                params=params,
-                next_params=target_params,
-                single_call=self.shifted,
-                value_key=keys.value,
-                detach_next=True,
-                vmap_randomness=self.vmap_randomness,
-            )
-        if data is not tensordict:
-            tensordict.set(keys.value, value)
-            tensordict.set(("next", keys.value), next_value)
+        plain = params is None and not self.shifted and self.value_chunk_size is None and self.num_chunks is None
+        valid = None
+        with held_out(self.value_network):  # gradients may pass through, but not into its parameters
+            if plain:
+                value, next_value = root_and_next_values(self.value_network, tensordict, keys.value)
+                next_value = next_value.detach()
+            else:
+                if params is not None:
+                    params = params.detach()
+                    if target_params is None:
+                        target_params = params.clone(False)
+                value, next_value, valid = self._call_value_nets(
+                    data=self._for_shifted_call(tensordict, time_dim) if self.shifted else tensordict.copy(),
+                    params=params,
+                    next_params=target_params,
+                    single_call=self.shifted,
+                    value_key=keys.value,
+                    detach_next=True,
+                    vmap_randomness=self.vmap_randomness,
+                )
+        tensordict.set(keys.value, value)
+        tensordict.set(("next", keys.value), next_value)
         return value, next_value, valid
 
     def _for_shifted_call(self, tensordict: TensorDictBase, time_dim: int) -> TensorDictBase:
@@ -294,8 +300,8 @@ class TritonVTrace(VTrace):
         data.names = ["time" if i == time_dim else None for i in range(data.batch_dims)]
         return data
 
-    def _log_pi(self, tensordict: TensorDictBase) -> Tensor:
-        with hold_out_net(self.actor_network):
+    def _log_pi(self, tensordict: TensorDictBase, device: torch.device) -> Tensor:
+        with held_out(self.actor_network), unvalidated(device):
             if self.log_prob_of == "recorded":
                 return recorded_log_prob(self.actor_network, tensordict)
             return _call_actor_net(

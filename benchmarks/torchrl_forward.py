@@ -1,0 +1,126 @@
+"""Time the whole estimator, ``TritonVTrace.forward`` against stock ``VTrace.forward``, with small networks.
+
+    python benchmarks/torchrl_forward.py --out benchmarks/results/torchrl_forward.json
+
+Each call is timed on the wall from Python to the end of the GPU's work, as a training loop would see it; the figure is
+the median. Like is compared with like: stock against ours on upstream's log-probs, with ours on recorded ones beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from datetime import date
+from pathlib import Path
+
+import tensordict
+import torch
+import torchrl
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torch.distributions import Categorical
+from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.objectives.value import VTrace
+from tqdm import tqdm
+
+from vtrace_plugins.torchrl import TritonVTrace
+
+SHAPES = ((64, 128), (4096, 128), (32, 2048), (32, 20))
+OBSERVATIONS, ACTIONS = 8, 4
+
+
+def network(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(OBSERVATIONS, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+
+
+def rollout(actor: ProbabilisticActor, envs: int, steps: int, device: str) -> TensorDict:
+    data = TensorDict({"observation": torch.randn(envs, steps, OBSERVATIONS, device=device)}, [envs, steps])
+    with torch.no_grad():
+        data = actor(data)
+    terminated = torch.rand(envs, steps, 1, device=device) < 0.01
+    truncated = ~terminated & (torch.rand(envs, steps, 1, device=device) < 0.01)
+    data["next"] = TensorDict(
+        {
+            "observation": torch.randn(envs, steps, OBSERVATIONS, device=device),
+            "reward": torch.randn(envs, steps, 1, device=device),
+            "done": terminated | truncated,
+            "terminated": terminated,
+            "truncated": truncated,
+        },
+        [envs, steps],
+    )
+    return data
+
+
+def milliseconds(estimator: VTrace, data: TensorDict, budget_s: float = 1.5) -> float:
+    synchronize = torch.cuda.synchronize if data.device is None and data["observation"].is_cuda else lambda: None
+
+    def once() -> float:
+        given = data.copy()
+        synchronize()
+        start = time.perf_counter()
+        estimator(given)
+        synchronize()
+        return time.perf_counter() - start
+
+    for _ in range(3):
+        once()
+    times = [once() for _ in range(min(200, max(5, int(budget_s / once()))))]
+    return 1e3 * statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    actor = ProbabilisticActor(
+        TensorDictModule(network(ACTIONS), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=Categorical,
+        return_log_prob=True,
+    ).to(args.device)
+    critic = ValueOperator(network(1), in_keys=["observation"]).to(args.device)
+    networks = {"gamma": 0.99, "actor_network": actor, "value_network": critic, "device": args.device}
+    estimators = {
+        "stock": VTrace(**networks),
+        "ours, upstream's log-probs": TritonVTrace(**networks, log_prob_of="upstream"),
+        "ours, recorded action": TritonVTrace(**networks, weight_advantages=True),
+    }
+    rows = []
+    for envs, steps in tqdm(SHAPES):
+        data = rollout(actor, envs, steps, args.device)
+        row: dict[str, float | int] = {"envs": envs, "steps": steps}
+        for name, estimator in estimators.items():
+            row[name] = milliseconds(estimator, data)
+        rows.append(row)
+
+    print(f"\n{'envs x steps':>14}" + "".join(f"{name:>28}" for name in estimators) + f"{'like for like':>16}")
+    for row in rows:
+        ratio = row["stock"] / row["ours, upstream's log-probs"]
+        shape = f"{row['envs']} x {row['steps']}"
+        print(f"{shape:>14}" + "".join(f"{row[name]:>25.2f} ms" for name in estimators) + f"{ratio:>15.1f}x")
+    if args.out:
+        commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        header = {
+            "what": "milliseconds a call of forward, wall clock, median",
+            "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
+            "date": date.today().isoformat(),
+            "commit": commit,
+            "torch": torch.__version__,
+            "torchrl": torchrl.__version__,
+            "tensordict": tensordict.__version__,
+        }
+        args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Every loss that lists VTrace trains one step on our estimator, by every way in."""
+
+import pytest
+import torch
+from rollouts import ACTORS, critic, rollout
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn
+from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
+from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss
+from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss
+from torchrl.objectives.utils import ValueEstimators
+
+from vtrace_plugins.torchrl import TritonVTrace, register, unregister
+
+LOSSES = {
+    "A2C": lambda actor, value, functional: A2CLoss(actor, value, functional=functional),
+    "Reinforce": lambda actor, value, functional: ReinforceLoss(actor, value, functional=functional),
+    "PPO": lambda actor, value, functional: PPOLoss(actor, value, functional=functional),
+    "ClipPPO": lambda actor, value, functional: ClipPPOLoss(actor, value, functional=functional),
+    "KLPENPPO": lambda actor, value, functional: KLPENPPOLoss(actor, value, functional=functional),
+    "MAPPO": lambda actor, value, functional: MAPPOLoss(actor, value, functional=functional),
+    "IPPO": lambda actor, value, functional: IPPOLoss(actor, value, functional=functional),
+}
+AGENTS = 3
+
+
+@pytest.fixture
+def registered():
+    register()
+    yield
+    unregister()
+
+
+def multi_agent(centralized):
+    """Actor, critic and data of a team that shares reward and done."""
+    net = lambda outputs, central: MultiAgentMLP(  # noqa: E731
+        n_agent_inputs=4, n_agent_outputs=outputs, n_agents=AGENTS, centralized=central, share_params=True
+    )
+    actor = ProbabilisticActor(
+        TensorDictModule(
+            nn.Sequential(net(4, False), NormalParamExtractor()),
+            in_keys=[("agents", "observation")],
+            out_keys=[("agents", "loc"), ("agents", "scale")],
+        ),
+        in_keys=[("agents", "loc"), ("agents", "scale")],
+        out_keys=[("agents", "action")],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    value = TensorDictModule(
+        net(1, centralized), in_keys=[("agents", "observation")], out_keys=[("agents", "state_value")]
+    )
+    torch.manual_seed(0)
+    agents = TensorDict({"observation": torch.randn(2, 10, AGENTS, 4)}, [2, 10, AGENTS])
+    data = TensorDict({"agents": agents}, [2, 10])
+    with torch.no_grad():
+        actor(data)
+    terminated = torch.rand(2, 10, 1) < 0.1
+    data["next"] = TensorDict(
+        {
+            "agents": TensorDict({"observation": torch.randn(2, 10, AGENTS, 4)}, [2, 10, AGENTS]),
+            "reward": torch.randn(2, 10, 1),
+            "done": terminated,
+            "terminated": terminated,
+        },
+        [2, 10],
+    )
+    return actor, value, data
+
+
+def setup(name, functional):
+    if name in ("MAPPO", "IPPO"):
+        actor, value, data = multi_agent(centralized=name == "MAPPO")
+        loss = LOSSES[name](actor, value, functional)
+        loss.set_keys(
+            value=("agents", "state_value"),
+            action=("agents", "action"),
+            sample_log_prob=("agents", "action_log_prob"),
+        )
+        return loss, data
+    loss = LOSSES[name](ACTORS["Normal"](), critic(), functional)
+    return loss, rollout(ACTORS["Normal"](), 2, 10)
+
+
+def value_of(estimator, data):
+    return estimator(data.clone())[estimator.tensor_keys.value].clone()
+
+
+@pytest.mark.parametrize("functional", [True, False], ids=["functional", "stateful"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_one_step(name, functional):
+    loss, data = setup(name, functional)
+    estimator = TritonVTrace.for_loss(loss, gamma=0.97)
+    assert estimator.weight_advantages is (name in ("A2C", "Reinforce"))
+    before = value_of(estimator, data)
+    losses = loss(estimator(data.clone()))
+    sum(x for key, x in losses.items() if key.startswith("loss_")).backward()
+    grads = [p.grad for p in loss.parameters() if p.grad is not None]
+    assert grads and all(torch.isfinite(g).all() for g in grads) and any(g.abs().max() > 0 for g in grads)
+    torch.optim.SGD(loss.parameters(), lr=0.5).step()
+    assert not torch.equal(value_of(estimator, data), before), "the estimator's critic is not the one that learns"
+
+
+@pytest.mark.parametrize("functional", [True, False], ids=["functional", "stateful"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_makes_and_calls_it_by_the_registry(name, functional, registered):
+    loss, data = setup(name, functional)
+    loss.make_value_estimator("vtrace", gamma=0.97)
+    assert isinstance(loss.value_estimator, TritonVTrace)
+    losses = loss(data.clone())
+    sum(x for key, x in losses.items() if key.startswith("loss_")).backward()
+    assert all(torch.isfinite(p.grad).all() for p in loss.parameters() if p.grad is not None)
+    wanted = TritonVTrace.for_loss(loss, gamma=0.97)(data.clone())["advantage"]
+    torch.testing.assert_close(loss.value_estimator(data.clone())["advantage"], wanted)
+
+
+def test_register_takes_defaults_and_unregister_restores():
+    loss = A2CLoss(ACTORS["Normal"](), critic())
+    register(lmbda=0.9, backend="torch")
+    try:
+        loss.make_value_estimator(ValueEstimators.VTrace, gamma=0.97)
+        assert type(loss.value_estimator) is TritonVTrace
+        assert (loss.value_estimator.lmbda, loss.value_estimator.backend) == (0.9, "torch")
+        register()
+        loss.make_value_estimator("vtrace")
+        assert loss.value_estimator.lmbda == 1.0
+    finally:
+        unregister()
+    loss.make_value_estimator("vtrace", gamma=0.97)
+    assert not isinstance(loss.value_estimator, TritonVTrace)
+    unregister()  # twice does no harm
+
+
+def test_all_routes_give_a_ppo_loss_the_same_advantages():
+    """Class route, for_loss, instance, registry and (in test_hydra) the trainers."""
+    actor, value = ACTORS["Normal"](), critic()
+    loss = ClipPPOLoss(actor, value, functional=False)
+    data = rollout(ACTORS["Normal"](), 2, 10)
+    results = {"for_loss": TritonVTrace.for_loss(loss, gamma=0.97)(data.clone())}
+
+    networks = {"actor_network": actor, "value_network": value}
+    loss.make_value_estimator(TritonVTrace, gamma=0.97, weight_advantages=False, **networks)
+    loss.set_keys(advantage="advantage")  # a class route sets no keys by itself
+    results["class"] = loss.value_estimator(data.clone())
+
+    loss.make_value_estimator(TritonVTrace.for_loss(loss, gamma=0.97))
+    results["instance"] = loss.value_estimator(data.clone())
+
+    register()
+    try:
+        loss.make_value_estimator(ValueEstimators.VTrace, gamma=0.97)
+        results["registry"] = loss.value_estimator(data.clone())
+    finally:
+        unregister()
+    for route, result in results.items():
+        torch.testing.assert_close(result["advantage"], results["for_loss"]["advantage"], msg=route)
