@@ -270,7 +270,7 @@ class TritonVTrace(VTrace):
         valid = None
         with held_out(self.value_network):  # gradients may pass through, but not into its parameters
             if plain:
-                value, next_value = root_and_next_values(self.value_network, tensordict, keys.value)
+                value, next_value = root_and_next_values(self.value_network, tensordict, keys.value, time_dim)
                 next_value = next_value.detach()
             else:
                 if params is not None:

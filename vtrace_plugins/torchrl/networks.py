@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
@@ -41,20 +41,31 @@ def unvalidated(device: torch.device) -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-def root_and_next_values(network: Any, tensordict: TensorDictBase, key: NestedKey) -> tuple[Tensor, Tensor]:
-    """V(x_t) and V(x_{t+1}) by one plain call each; upstream stacks both inputs (a copy) and calls under vmap.
+def root_and_next_values(
+    network: Any, tensordict: TensorDictBase, key: NestedKey, time_dim: int
+) -> tuple[Tensor, Tensor]:
+    """V(x_t) and V(x_{t+1}) by one plain call on both, side by side along a batch dimension; upstream takes vmap.
 
     A next observation that is NaN (as collectors with ``compact_obs=True`` leave it at a trajectory's end) is replaced
     by the observation before it, as upstream does; terminated steps never read that value.
     """
-    keys = [*network.in_keys, key]
-    root = tensordict.select(*keys, strict=False)
-    after = tensordict.get("next").select(*keys, strict=False)
-    for name in network.in_keys:
-        now, then = root.get(name, None), after.get(name, None)
-        if then is not None and now is not None and now.shape == then.shape and then.is_floating_point():
-            after.set(name, torch.where(torch.isnan(then), now, then))
-    starts = root.get("is_init", None)
-    if starts is not None:  # else a recurrent net would run on from the step before an episode's first
-        after.set("is_init", starts | after.get("is_init", torch.zeros_like(starts)))
-    return network(root).get(key), network(after).get(key)
+    after = tensordict.get("next")
+    only_time = tensordict.batch_dims == 1
+    dim = 0 if only_time or time_dim > 0 else 1
+    join = torch.stack if only_time else torch.cat
+    shape = list(tensordict.batch_size)
+    shape = [2, *shape] if only_time else [*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]]
+
+    both = TensorDict({}, batch_size=shape, device=tensordict.device)
+    for name in (*network.in_keys, key):
+        now, then = tensordict.get(name, None), after.get(name, None)
+        if now is None or (then is None and name != "is_init"):
+            continue
+        if name == "is_init":  # else a recurrent net would run on from the step before an episode's first
+            then = now if then is None else then | now
+        elif name != key and now.is_floating_point() and now.shape == then.shape:
+            then = torch.where(torch.isnan(then), now, then)
+        both.set(name, join([now, then], dim))
+    values = network(both).get(key)
+    root, following = values.unbind(dim) if only_time else values.chunk(2, dim)
+    return root, following
