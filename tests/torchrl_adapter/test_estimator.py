@@ -13,7 +13,7 @@ from torchrl.objectives.value import VTrace
 
 from vtrace_plugins import VTraceError
 from vtrace_plugins.torchrl import TritonVTrace
-from vtrace_plugins.torchrl.log_probs import recorded_log_prob, summed
+from vtrace_plugins.torchrl.log_probs import action_keys, recorded_log_prob, summed
 
 RESULTS = ("advantage", "value_target")
 
@@ -90,7 +90,7 @@ def test_on_policy_every_ratio_is_one(name):
     actor = ACTORS[name]()
     data = rollout(actor, 8, 50)
     with torch.no_grad():
-        ratio = (recorded_log_prob(actor, data) - summed(data.select(*actor.log_prob_keys))).exp()
+        ratio = (recorded_log_prob(actor, action_keys(actor), data) - summed(data.select(*actor.log_prob_keys))).exp()
     # TanhNormal has to invert the tanh of an action in float32
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-4 if name == "TanhNormal" else 1e-6)
 

@@ -60,8 +60,9 @@ def empty_results(values: Tensor, time_dim: int) -> tuple[Tensor, Tensor]:
 
     They are tensors of their own: autograd would not let a caller edit a view made by an operator in place.
     """
-    try:
-        torch.empty_like(values, device="meta").view(folded_shape(values.shape, time_dim))
-    except RuntimeError:
-        values = values.contiguous()
+    if not values.is_contiguous():
+        try:
+            torch.empty_like(values, device="meta").view(folded_shape(values.shape, time_dim))
+        except RuntimeError:
+            values = values.contiguous()
     return torch.empty_like(values), torch.empty_like(values)

@@ -119,6 +119,7 @@ class TritonVTrace(VTrace):
         if pg_rho_thresh is not None:
             pg_rho_thresh = torch.as_tensor(pg_rho_thresh, device=self._device)
         self.register_buffer("pg_rho_thresh", pg_rho_thresh)
+        self._action_keys = action_keys(actor_network)
         self.lmbda = lmbda
         self.log_prob_of = log_prob_of
         self.backend = backend
@@ -146,7 +147,7 @@ class TritonVTrace(VTrace):
         """What :meth:`forward` reads; the recorded action is upstream's addition to make, so it is made here."""
         keys: list[NestedKey] = list(super().in_keys)
         if self.log_prob_of == "recorded":
-            keys += [key for key in action_keys(self.actor_network) if key not in keys]
+            keys += [key for key in self._action_keys if key not in keys]
         return keys
 
     @property
@@ -303,7 +304,7 @@ class TritonVTrace(VTrace):
     def _log_pi(self, tensordict: TensorDictBase, device: torch.device) -> Tensor:
         with held_out(self.actor_network), unvalidated(device):
             if self.log_prob_of == "recorded":
-                return recorded_log_prob(self.actor_network, tensordict)
+                return recorded_log_prob(self.actor_network, self._action_keys, tensordict)
             return _call_actor_net(
                 actor_net=self.actor_network,
                 data=tensordict,

@@ -19,15 +19,15 @@ def action_keys(actor: Any) -> list[NestedKey]:
     return keys
 
 
-def recorded_log_prob(actor: Any, tensordict: TensorDictBase) -> Tensor:
-    """log pi(a_t | x_t) of the action in the tensordict, under the actor's current parameters.
+def recorded_log_prob(actor: Any, keys: list[NestedKey], tensordict: TensorDictBase) -> Tensor:
+    """log pi(a_t | x_t) of the action in the tensordict (under the actor's ``action_keys``), as the actor stands now.
 
     Upstream's VTrace drops that action and takes the log-prob of the distribution's mode (or of a fresh sample), so its
     ratios are not 1 on-policy.
     """
     dist = actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
     composite = isinstance(dist, CompositeDistribution)
-    keys = list(dist.dists) if composite else action_keys(actor)[:1]
+    keys = list(dist.dists) if composite else keys[:1]
     for key in keys:
         entry(
             tensordict,
