@@ -34,22 +34,24 @@ def launch(x: Inputs) -> tuple[Tensor, Tensor]:
     """Run the kernel on non-empty data of any layout."""
     outer, time, inner = folded_shape(x.values.shape, x.time_dim)
     targets, advantages = empty_results(x.values, x.time_dim)
-    furthest = 0
+    contiguous = (time * inner, inner, 1)
+    furthest = x.values.numel()
 
-    def described(t: Tensor | None, steps: int = time) -> tuple[Tensor, int, int, int] | None:
+    def described(t: Tensor | None) -> tuple[Tensor, int, int, int] | None:
         """t for the kernel: a view over [outer, time, inner] wherever its strides allow, else a copy."""
         nonlocal furthest
         if t is None:
             return None
-        t = t.reshape(outer, steps, inner)
+        if t.is_contiguous():
+            return t, *contiguous
+        t = t.reshape(outer, time, inner)
         stride_outer, stride_time, stride_inner = t.stride()
-        furthest = max(furthest, (outer - 1) * stride_outer + steps * stride_time + (inner - 1) * stride_inner)
+        furthest = max(furthest, (outer - 1) * stride_outer + time * stride_time + (inner - 1) * stride_inner)
         return t, stride_outer, stride_time, stride_inner
 
     if x.last_value is not None:
-        continuation = described(x.last_value, steps=1)  # it is read at t = T - 1 ...
-        assert continuation is not None
-        continuation = (*continuation[:2], 0, continuation[3])  # ... so there its only entry must be
+        last_value = x.last_value.contiguous()  # [outer, inner]; its only step is read at t = T - 1, at offset 0
+        continuation: tuple[Tensor, int, int, int] | None = (last_value, inner, 0, 1)
     else:
         continuation = described(x.bootstrap_values if x.next_values is None else x.next_values)
     per_step_gamma = x.gamma if isinstance(x.gamma, Tensor) else None
