@@ -311,6 +311,37 @@ def test_offsets_beyond_31_bits(time_dim):
         torch.testing.assert_close(x.movedim(time_dim, 1), y)
 
 
+@pytest.mark.gpu
+def test_the_same_shape_in_other_clothes():
+    """Compiled handles are reused by shape: alignment, strides, dtypes and absent arguments must tell them apart."""
+    data = tensors(window(6, 40, masked=True), "cuda", torch.float32)
+    wanted = vtrace(**data, gamma=0.97, backend="triton")
+
+    def misaligned(x):
+        larger = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape)
+        return larger.copy_(x)
+
+    def time_major(x):
+        return x.T.contiguous().T
+
+    for dress in (misaligned, time_major, torch.clone, misaligned):
+        for names in (data, ["values"], ["log_pi", "terminated"]):
+            dressed = data | {k: dress(data[k]) for k in names}
+            for _ in range(2):
+                for x, y in zip(vtrace(**dressed, gamma=0.97, backend="triton"), wanted, strict=True):
+                    torch.testing.assert_close(x, y, rtol=0, atol=2e-6)
+    every = torch.ones_like(data["mask"])
+    whole = {k: x for k, x in data.items() if k != "mask"}
+    for x, y in zip(
+        vtrace(**data | {"mask": every}, gamma=0.97, backend="triton"),
+        vtrace(**whole, gamma=0.97, backend="triton"),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, y)
+    halves = {k: x.half() if x.is_floating_point() else x for k, x in data.items()}
+    assert vtrace(**halves, gamma=0.97, backend="triton").targets.dtype == torch.float16
+
+
 def test_bitwise_the_same_from_run_to_run(on):
     data = window(5, 100)
     first, second = call(on, data, gamma=0.97), call(on, data, gamma=0.97)

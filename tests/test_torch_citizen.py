@@ -120,6 +120,29 @@ def test_the_operator_passes_opcheck(on):
     assert all(x.requires_grad for x in wanted)
 
 
+def test_dispatch_modes_see_the_call(on):
+    """Fake tensors, flop counters and tracers work at any call, not only under torch.compile."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    data = inputs(on)
+    with FakeTensorMode() as mode:
+        fake = {k: mode.from_tensor(x) for k, x in data.items()}
+        result = vtrace(**fake, gamma=0.97, backend=on[0])
+    assert result.targets.shape == data["values"].shape and result.targets.device == data["values"].device
+
+
+@pytest.mark.gpu
+def test_another_stream():
+    data = inputs(("triton", "cuda"), rows=64, T=100)
+    wanted = vtrace(**data, gamma=0.97)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        result = vtrace(**data, gamma=0.97)
+    stream.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(result, wanted, strict=True))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["triton", "torch"])
 def test_cuda_graph(backend):

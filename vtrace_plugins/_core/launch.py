@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +16,7 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _ELEMENTS_PER_PROGRAM = 2048
+_MOST_HANDLES = 1024
 
 
 def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, int]:
@@ -58,24 +62,61 @@ def launch(x: Inputs) -> tuple[Tensor, Tensor]:
     clips = (x.rho_bar, x.c_bar, x.pg_rho_bar)
 
     rows = outer * inner
-    time_is_contiguous = x.values.stride(x.time_dim) == 1 or time == 1
-    block_rows, block_time = choose_tile(rows, time, time_is_contiguous)
+    block_rows, block_time = choose_tile(rows, time, x.values.stride(x.time_dim) == 1 or time == 1)
     tensors = [described(t) for t in (x.log_pi, x.log_mu, x.values, x.rewards, x.terminated, x.truncated)]
     tensors += [continuation, described(x.mask), described(per_step_gamma), described(targets), described(advantages)]
-    with torch.cuda.device_of(x.values):
-        vtrace_kernel[(triton.cdiv(rows, block_rows),)](
-            *tensors,
-            *(bar if isinstance(bar, Tensor) else None for bar in clips),
-            *(0.0 if isinstance(number, Tensor) else number for number in (x.gamma, *clips, x.lam)),
+    _run(
+        x.values.device,
+        triton.cdiv(rows, block_rows),
+        tensors,
+        [bar if isinstance(bar, Tensor) else None for bar in clips],
+        [0.0 if isinstance(number, Tensor) else number for number in (x.gamma, *clips, x.lam)],
+        (
             rows,
             time,
             inner,
-            CONTINUATION_IS_NEXT=x.next_values is not None,
-            LAMBDA_IS_ONE=x.lam == 1,
-            WEIGHTED=x.weight_advantages,
-            COMPUTE=tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
-            INDEX=tl.int64 if furthest >= 2**31 else tl.int32,
-            BLOCK_ROWS=block_rows,
-            BLOCK_TIME=block_time,
-        )
+            x.next_values is not None,  # CONTINUATION_IS_NEXT and the rest, in the kernel's order
+            x.lam == 1,
+            x.weight_advantages,
+            tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
+            tl.int64 if furthest >= 2**31 else tl.int32,
+            block_rows,
+            block_time,
+        ),
+    )
     return targets, advantages
+
+
+_handles: dict[Any, Any] = {}
+
+
+def _run(
+    device: torch.device,
+    programs: int,
+    tensors: list[tuple[Tensor, int, int, int] | None],
+    clips: list[Tensor | None],
+    numbers: list[float],
+    constants: tuple[Any, ...],
+) -> None:
+    """Launch the kernel, by its compiled handle if these very shapes were launched before.
+
+    The handle spares triton's binder, which looks at each of some fifty arguments anew. It is specialised to dtypes,
+    to pointers' alignment and to integers that are 1 or divisible by 16, so all of those are in the key.
+    """
+    arguments = (*tensors, *clips, *numbers, *constants)
+    key = (
+        device.index,
+        constants,
+        tuple(None if t is None else (t[0].dtype, t[0].data_ptr() % 16 == 0, *t[1:]) for t in tensors),
+        tuple(None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in clips),
+    )
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        handle = _handles.get(key)
+        if handle is not None:
+            handle[(programs, 1, 1)](*arguments)
+            return
+        handle = vtrace_kernel[(programs,)](*arguments)
+    if not INTERPRETED:
+        if len(_handles) >= _MOST_HANDLES:
+            _handles.clear()  # triton keeps the compiled code; only the short way to it is forgotten
+        _handles[key] = handle

@@ -27,6 +27,7 @@ _library.define(
 _DATA = Inputs._fields.index("gamma")  # how many of Inputs are tensors or None ...
 _TENSORS = _DATA + 4  # ... and with gamma and the three clips, as tensors
 _CLIPS = range(_DATA + 1, _TENSORS)
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _flat(x: Inputs) -> tuple[Any, ...]:
@@ -49,15 +50,27 @@ def _inputs(*arguments: Any) -> Inputs:
 
 
 def vtrace_triton(x: Inputs) -> tuple[Tensor, Tensor]:
-    """The backend: the operator, or its transformable wrapping where torch.func or forward-mode AD is at work."""
+    """The backend: the kernel itself for plain eager tensors without gradients, else the operator around it."""
     result: tuple[Tensor, Tensor]
-    if not torch.compiler.is_compiling() and (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    ):
+    if torch.compiler.is_compiling():
+        result = torch.ops.vtrace_plugins.vtrace.default(*_flat(x))
+    elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         result = _Transformable.apply(*_flat(x))
+    elif _plain(x):
+        from vtrace_plugins._core.launch import launch
+
+        result = launch(x)
     else:
         result = torch.ops.vtrace_plugins.vtrace.default(*_flat(x))
     return result
+
+
+def _plain(x: Inputs) -> bool:
+    """Whether torch's dispatcher has nothing to do: no gradient, no subclass, no mode that wants to see the call."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return False
+    grad = torch.is_grad_enabled()
+    return all(type(t) in _PLAIN_TYPES and not (grad and t.requires_grad) for t in x if isinstance(t, Tensor))
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
