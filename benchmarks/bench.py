@@ -4,9 +4,9 @@
 
 Device time is that of one call among the several in a captured graph, the median over replays; inputs that fit in the
 L2 cache stay there. A call is wall-clock from Python to Python, back to back, the GPU waited for after the last.
-``copy`` moves as many bytes as the kernel must: five float32 inputs and two flags read, two float32 results written, 30
-bytes a step. Rivals: this package's torch backend, and TorchRL's functional (a Python loop over time, so only where that
-ends within reason).
+``copy`` moves as many bytes as the kernel must: five float32 inputs and two flags read, two float32 results written, so
+30 bytes a step. Rivals: this package's torch backend, and TorchRL's functional (a Python loop over time, so only where
+that ends within reason).
 """
 
 from __future__ import annotations
