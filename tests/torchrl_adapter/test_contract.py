@@ -7,7 +7,6 @@ versions in pyproject.toml.
 import inspect
 
 import pytest
-from torchrl.objectives.utils import _maybe_get_or_select
 from torchrl.objectives.value import VTrace, advantages
 
 CALLED = {
@@ -30,7 +29,6 @@ CALLED = {
     ),
     "_self_set_grad_enabled": (advantages._self_set_grad_enabled, ["fun"], "estimator.py, forward"),
     "_self_set_skip_existing": (advantages._self_set_skip_existing, ["fun"], "estimator.py, forward"),
-    "_maybe_get_or_select": (_maybe_get_or_select, ["td", "key_or_keys"], "log_probs.py, collected_log_prob"),
 }
 
 

@@ -248,6 +248,32 @@ def test_padded_trajectories():
     assert torch.all(averaged[:, 8:] == 0)
 
 
+def test_average_adv_in_half_precision():
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 8, 256)
+    data["next", "reward"] *= 50
+    data["state_value"], data["next", "state_value"] = torch.randn(2, 8, 256, 1, dtype=torch.float16)
+    vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=None, weight_advantages=True, average_adv=True)
+    advantage = vt(data)["advantage"]
+    assert advantage.dtype == torch.float16
+    torch.testing.assert_close(advantage.float().std(), torch.tensor(1.0), rtol=0, atol=1e-2)
+
+
+def test_shifted_keeps_truncation_where_terminated_is_absent():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 3, 12), ours_for(actor, shifted=True, shifted_budget=12)
+    wanted = vt(data.clone())
+    assert_same(vt(data.exclude(("next", "terminated"))), wanted, tolerance=0)
+
+
+def test_a_checkpoint_of_upstreams_class_fits():
+    actor = ACTORS["Categorical"]()
+    stock = VTrace(gamma=0.5, actor_network=actor, value_network=critic())
+    ours = ours_for(actor, pg_rho_thresh=2.0)
+    ours.load_state_dict(stock.state_dict())
+    assert ours.gamma == 0.5 and ours.pg_rho_thresh == 2.0
+
+
 def test_average_adv_of_a_single_step_is_finite():
     actor = ACTORS["Categorical"]()
     assert torch.isfinite(ours_for(actor, average_adv=True)(rollout(actor, 1, 1))["advantage"]).all()
@@ -300,7 +326,17 @@ def test_the_loss_calls_the_estimator_it_was_given():
     torch.testing.assert_close(by_itself, loss(vt(data.clone()))["loss_objective"])
 
 
-MISSING = [("next", "reward"), ("next", "done"), "action_log_prob", "action"]
+MISSING = ["next", ("next", "reward"), ("next", "done"), "action_log_prob", "action"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_mask_of_any_dtype(dtype):
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 2, 12), ours_for(actor, average_adv=True)
+    data["collector", "mask"] = torch.arange(12).expand(2, 12) < 8
+    wanted = vt(data.clone())
+    data["collector", "mask"] = data["collector", "mask"].to(dtype)
+    assert_same(vt(data), wanted, tolerance=0)
 
 
 @pytest.mark.parametrize("key", MISSING, ids=str)
@@ -310,10 +346,26 @@ def test_a_missing_entry_is_named(key):
         ours_for(actor)(rollout(actor, 2, 5).exclude(key))
 
 
+def test_an_actor_without_a_distribution():
+    data = rollout(ACTORS["Categorical"](), 2, 5)
+    with pytest.raises(VTraceError, match="actor_network: expected a module with get_dist, got NoneType"):
+        ours_for(None)(data)
+
+
 def test_missing_values_are_named():
     actor = ACTORS["Categorical"]()
     vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=None, weight_advantages=True)
     with pytest.raises(VTraceError, match=r"^state_value: expected an entry in the tensordict"):
+        vt(rollout(actor, 2, 5))
+
+
+def test_a_missing_input_of_the_critic_is_named():
+    actor = ACTORS["Categorical"]()
+    with pytest.raises(VTraceError, match=r"^\('next', 'observation'\): expected an input of the value network"):
+        ours_for(actor)(rollout(actor, 2, 5).exclude(("next", "observation")))
+    vt = ours_for(actor)
+    vt.value_network.out_keys = ["v"]
+    with pytest.raises(VTraceError, match=r"^state_value: expected an entry"):
         vt(rollout(actor, 2, 5))
 
 
@@ -360,7 +412,7 @@ def test_the_tensordict_without_the_action():
 )
 def test_wrong_options(options, message):
     with pytest.raises(VTraceError, match=message):
-        TritonVTrace(**{"gamma": 0.97} | options, actor_network=ACTORS["Categorical"](), value_network=critic())
+        TritonVTrace(**{"gamma": 0.97, "actor_network": ACTORS["Categorical"](), "value_network": critic()} | options)
 
 
 @pytest.mark.parametrize(

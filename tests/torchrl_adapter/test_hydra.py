@@ -17,6 +17,7 @@ from vtrace_plugins.torchrl import TritonVTrace
 CONFIG = str(Path(__file__).parents[2] / "examples" / "config")
 SMALL = ["total_frames=512", "frames_per_batch=128", "replay_buffer.batch_size=32", "trainer.progress_bar=false"]
 PPO, A2C = [], ["trainer=vtrace_a2c", "loss=a2c", "trainer.num_epochs=1"]
+REINFORCE = ["trainer=vtrace_reinforce", "loss=reinforce", "trainer.num_epochs=1"]
 
 
 def build(*overrides):
@@ -30,14 +31,14 @@ def estimator_of(trainer):
 
 
 @pytest.mark.parametrize("value", [[], ["value@trainer.gae=upstream"]], ids=["ours", "upstream"])
-@pytest.mark.parametrize("algorithm", [PPO, A2C], ids=["ClipPPO", "A2C"])
+@pytest.mark.parametrize("algorithm", [PPO, A2C, REINFORCE], ids=["ClipPPO", "A2C", "Reinforce"])
 @pytest.mark.filterwarnings("ignore")
 def test_train_from_the_yaml(algorithm, value):
     trainer = build(*algorithm, *value)
     estimator, loss = estimator_of(trainer), trainer.loss_module
     assert isinstance(estimator, TritonVTrace) is (not value) and isinstance(estimator, VTrace)
     if not value:
-        assert estimator.weight_advantages is (algorithm is A2C)
+        assert estimator.weight_advantages is (algorithm is not PPO)
         assert estimator.gamma.item() == pytest.approx(0.9) and estimator.average_adv
 
     observation = torch.randn(16, 3)
@@ -59,7 +60,7 @@ def test_train_from_the_yaml(algorithm, value):
 
 @pytest.mark.filterwarnings("ignore")
 def test_upstreams_trainer_says_which_one_to_take():
-    with pytest.raises(hydra.errors.InstantiationException, match="vtrace_ppo, vtrace_a2c or vtrace_reinforce"):
+    with pytest.raises(hydra.errors.InstantiationException, match="vtrace_ppo, vtrace_a2c and vtrace_reinforce"):
         build("trainer=ppo", "value@trainer.gae=vtrace")
 
 
@@ -70,8 +71,23 @@ def test_networks_of_its_own():
     actor, value = ACTORS["Normal"](), critic()
     made = vtrace_plugins.torchrl.hydra.make_vtrace(actor_network=actor, value_network=value, **options)
     assert made.value_network is value and made.actor_network is actor
-    with pytest.raises(VTraceError, match="trainer: expected vtrace_ppo"):
+    with pytest.raises(VTraceError, match=r"trainer\.gae: expected the loss's networks.*got neither"):
         vtrace_plugins.torchrl.hydra.make_vtrace(**options)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_estimators_pass_through():
+    """An estimator that is built already, GAE say, is left alone; bare options are refused."""
+    from rollouts import ACTORS
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    value = critic()
+    gae = GAE(gamma=0.97, lmbda=0.95, value_network=value)
+    options = {"loss_module": ClipPPOLoss(ACTORS["Normal"](), value), "gae": gae}
+    assert vtrace_plugins.torchrl.hydra._on_its_loss(options)["gae"] is gae
+    with pytest.raises(hydra.errors.InstantiationException, match="after the trainer in the defaults list"):
+        build("~value@trainer.gae")
 
 
 def test_every_field_is_an_argument_of_the_constructor():

@@ -11,6 +11,7 @@ from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, Rein
 from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss
 from torchrl.objectives.utils import ValueEstimators
 
+from vtrace_plugins import VTraceError
 from vtrace_plugins.torchrl import TritonVTrace, register, unregister
 
 LOSSES = {
@@ -130,6 +131,13 @@ def test_register_takes_defaults_and_unregister_restores():
     loss.make_value_estimator("vtrace", gamma=0.97)
     assert not isinstance(loss.value_estimator, TritonVTrace)
     unregister()  # twice does no harm
+    with pytest.raises(VTraceError, match="lambda_: expected one of TritonVTrace's arguments"):
+        register(lambda_=0.5)
+
+
+def test_a_loss_without_an_actor():
+    with pytest.raises(VTraceError, match="loss_module: expected a loss with an actor_network"):
+        TritonVTrace.for_loss(nn.Module(), gamma=0.97)
 
 
 def test_all_routes_give_a_ppo_loss_the_same_advantages():

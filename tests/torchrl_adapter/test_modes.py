@@ -37,6 +37,20 @@ def test_lazy_stack(actor):
     assert_same(vt(lazy), vt(data))
 
 
+def test_lazy_stack_along_time(actor):
+    data, vt = rollout(actor, 8, 8), estimator(actor)
+    lazy = LazyStackedTensorDict(*[x.clone() for x in data.unbind(1)], stack_dim=1)
+    assert_same(vt(lazy), vt(data))
+
+
+def test_only_next_is_locked(actor):
+    data, vt = rollout(actor, 3, 8), estimator(actor)
+    wanted = vt(data.clone())
+    data["next"].lock_()
+    assert_same(vt(data), wanted)
+    assert data["next"].get("state_value", None) is None
+
+
 def test_locked_data_is_not_written_to(actor):
     data, vt = rollout(actor, 3, 8), estimator(actor)
     wanted = vt(data.clone())
@@ -138,15 +152,16 @@ def test_several_values_a_step(actor):
         torch.testing.assert_close(one["advantage"], result["advantage"][..., i : i + 1])
 
 
-def test_split_trajectories(actor):
+@pytest.mark.parametrize("trajectory_key", [("collector", "traj_ids"), "traj_ids"], ids=str)
+def test_split_trajectories(actor, trajectory_key):
     """One row of three episodes, split into padded ones: the same numbers, zeros in the padding."""
     data, vt = rollout(actor, 1, 20, boundaries=0.0), estimator(actor)
     for t, flag in ((5, "terminated"), (12, "truncated")):
         data["next", flag][:, t] = data["next", "done"][:, t] = True
-    data["collector", "traj_ids"] = (torch.arange(20) > 5).long().add((torch.arange(20) > 12).long())[None]
+    data[trajectory_key] = (torch.arange(20) > 5).long().add((torch.arange(20) > 12).long())[None]
     wanted = vt(data.clone())
-    padded = vt(split_trajectories(data.clone()))
-    mask = padded["collector", "mask"]
+    padded = vt(split_trajectories(data.clone(), trajectory_key=trajectory_key))
+    mask = padded["mask" if trajectory_key == "traj_ids" else ("collector", "mask")]
     assert not mask.all()
     for key in RESULTS:
         torch.testing.assert_close(padded[key][mask], wanted[key][0])

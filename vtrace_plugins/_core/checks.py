@@ -34,6 +34,9 @@ class VTraceError(ValueError):
         super().__init__(argument, expected, got)
         self.argument, self.expected, self.got = argument, expected, got
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
     def __str__(self) -> str:
         return f"{self.argument}: expected {self.expected}, got {self.got}"
 

@@ -1,8 +1,9 @@
-"""TorchRL's three flags (done, terminated, truncated) as the core's two."""
+"""TorchRL's three flags (done, terminated, truncated) as the core's two, and its masks as one."""
 
 from __future__ import annotations
 
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor
 
 
@@ -28,3 +29,21 @@ def split_done(done: Tensor, terminated: Tensor | None, truncated: Tensor | None
     if terminated is None:
         return (done, torch.zeros_like(done)) if truncated is None else (done & ~_bool(truncated), _bool(truncated))
     return _bool(terminated), done if truncated is None else done | _bool(truncated)
+
+
+def padding_mask(tensordict: TensorDictBase) -> Tensor | None:
+    """Where ``split_trajectories`` says that a step is real: under ``("collector", "mask")``, or, for data that no
+    collector made, under ``"mask"``, which counts only as one flag a step (a mask of actions has another shape)."""
+    mask = tensordict.get(("collector", "mask"), None)
+    if mask is None:
+        mask = tensordict.get("mask", None)
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.shape != tensordict.batch_size:
+            return None
+    return _bool(mask)
+
+
+def both(x: Tensor | None, y: Tensor | None) -> Tensor | None:
+    """Steps that both masks call real; an absent one calls all of them so."""
+    if x is None or y is None:
+        return y if x is None else x
+    return x & y

@@ -20,7 +20,7 @@ def entry(tensordict: TensorDictBase, key: NestedKey, why: str) -> Any:
     return found
 
 
-def match(key: NestedKey, x: Tensor, value: Tensor, batch_dims: int) -> Tensor:
+def match(key: NestedKey, x: Tensor, value: Tensor, batch_dims: int, of: str = "the value") -> Tensor:
     """x in the shape of value, where it has one entry for each step, or for each step and agent.
 
     ``[B, T]``, ``[B, T, 1]`` and ``[B, T, agents, 1]`` all fit values of ``[B, T, agents, 1]``. Nothing is copied.
@@ -32,6 +32,6 @@ def match(key: NestedKey, x: Tensor, value: Tensor, batch_dims: int) -> Tensor:
         steps = steps.squeeze(-1)
     if steps.ndim < batch_dims or steps.shape != value.shape[: steps.ndim]:
         raise VTraceError(
-            str(key), f"shape {list(value.shape)} (that of the value) or one entry a step", f"shape {list(x.shape)}"
+            str(key), f"shape {list(value.shape)} (that of {of}) or one entry a step", f"shape {list(x.shape)}"
         )
     return steps.reshape(*steps.shape, *[1] * (value.ndim - steps.ndim)).expand(value.shape)

@@ -30,7 +30,7 @@ from vtrace_plugins._core.checks import (
     check_time_dim,
     named_as,
 )
-from vtrace_plugins.torchrl.boundaries import split_done
+from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done
 from vtrace_plugins.torchrl.entries import entry, match
 from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob
 from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
@@ -118,7 +118,8 @@ class TritonVTrace(VTrace):
         )
         if pg_rho_thresh is not None:
             pg_rho_thresh = torch.as_tensor(pg_rho_thresh, device=self._device)
-        self.register_buffer("pg_rho_thresh", pg_rho_thresh)
+        # Not persistent: a checkpoint of upstream's class fits ours, whatever the options.
+        self.register_buffer("pg_rho_thresh", pg_rho_thresh, persistent=False)
         self._action_keys = action_keys(actor_network)
         self.lmbda = lmbda
         self.log_prob_of = log_prob_of
@@ -134,6 +135,8 @@ class TritonVTrace(VTrace):
         Losses of the PPO family multiply the advantage by pi/mu themselves and get it unweighted; all others weighted.
         ``hyperparams`` are the constructor's.
         """
+        if "actor_network" not in hyperparams and not hasattr(loss_module, "actor_network"):
+            raise VTraceError("loss_module", "a loss with an actor_network", type(loss_module).__name__)
         estimator: TritonVTrace = super().for_loss(loss_module, **hyperparams)
         if estimator.weight_advantages is None:
             estimator.weight_advantages = not isinstance(loss_module, PPOLoss)
@@ -172,8 +175,8 @@ class TritonVTrace(VTrace):
         Args:
             tensordict (TensorDictBase): data ``[*B, T]`` as collected: the actor's and critic's inputs, the action, its
                 log-prob (``"action_log_prob"`` unless set_keys says otherwise), and ``("next", ...)`` with observation,
-                reward and flags. ``("collector", "mask")``, where present, marks the real steps of padded trajectories:
-                padding gets 0, and the step before it ends a window.
+                reward and flags. The mask of ``split_trajectories``, where present, marks the real steps: padding gets
+                0, and the step before it ends a window.
 
         Keyword Args:
             params (TensorDictBase, optional): parameters for the value network, for functional use.
@@ -190,27 +193,20 @@ class TritonVTrace(VTrace):
         if tensordict.batch_dims < 1:
             raise VTraceError("tensordict", "at least one batch dimension (time)", str(tensordict.batch_size))
         time_dim = self._resolve_time_dim(time_dim, tensordict)
-        if tensordict.is_locked:
+        if tensordict.is_locked or entry(tensordict, "next", "the step's outcome").is_locked:
             tensordict = tensordict.copy()  # shallow; what is locked is not written to
         keys, batch_dims = self.tensor_keys, tensordict.batch_dims
 
-        value, next_value, valid = self._values(tensordict, params, target_params, time_dim)
+        done = entry(tensordict, ("next", keys.done), "whether the episode ended")
+        flags = split_done(done, *(self._flag(tensordict, key, done) for key in (keys.terminated, self.truncated_key)))
+        value, next_value, valid = self._values(tensordict, flags, params, target_params, time_dim)
 
         def matched(key: NestedKey, x: Tensor | None) -> Any:
             return None if x is None else match(key, x, value, batch_dims)
 
-        def read(key: NestedKey, what: str) -> Tensor:
-            return match(key, entry(tensordict, key, what), value, batch_dims)
-
-        reward = read(("next", keys.reward), "the reward")
-        terminated, truncated = split_done(
-            read(("next", keys.done), "whether the episode ended"),
-            *(
-                matched(("next", key), tensordict.get(("next", key), None))
-                for key in (keys.terminated, self.truncated_key)
-            ),
-        )
-        real = matched("mask", _both(valid, tensordict.get(("collector", "mask"), None)))
+        reward = matched(("next", keys.reward), entry(tensordict, ("next", keys.reward), "the reward"))
+        terminated, truncated = (matched(("next", keys.done), flag) for flag in flags)
+        real = matched("mask", both(valid, padding_mask(tensordict)))
         log_mu = matched(keys.sample_log_prob, collected_log_prob(tensordict, keys.sample_log_prob))
         log_pi = matched("log pi", self._log_pi(tensordict, value.device))
         steps = matched(keys.steps_to_next_obs, tensordict.get(keys.steps_to_next_obs, None))
@@ -244,6 +240,11 @@ class TritonVTrace(VTrace):
         tensordict.set(keys.value_target, target)
         return tensordict
 
+    def _flag(self, tensordict: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor | None:
+        """A flag that may be absent, in the shape of done."""
+        flag = tensordict.get(("next", key), None)
+        return None if flag is None else match(("next", key), flag, done, tensordict.batch_dims, of="done")
+
     def _resolve_time_dim(self, time_dim: int | None, tensordict: TensorDictBase) -> int:
         """The call's, else the constructor's, else the dimension named "time", else the last batch dimension."""
         if time_dim is None:
@@ -255,6 +256,7 @@ class TritonVTrace(VTrace):
     def _values(
         self,
         tensordict: TensorDictBase,
+        flags: tuple[Tensor, Tensor],
         params: TensorDictBase | None,
         target_params: TensorDictBase | None,
         time_dim: int,
@@ -279,7 +281,7 @@ class TritonVTrace(VTrace):
                     if target_params is None:
                         target_params = params.clone(False)
                 value, next_value, valid = self._call_value_nets(
-                    data=self._for_shifted_call(tensordict, time_dim) if self.shifted else tensordict.copy(),
+                    data=self._for_shifted_call(tensordict, flags, time_dim) if self.shifted else tensordict.copy(),
                     params=params,
                     next_params=target_params,
                     single_call=self.shifted,
@@ -291,17 +293,20 @@ class TritonVTrace(VTrace):
         tensordict.set(("next", keys.value), next_value)
         return value, next_value, valid
 
-    def _for_shifted_call(self, tensordict: TensorDictBase, time_dim: int) -> TensorDictBase:
-        """Upstream's single call inverts flags with ``~`` and finds time by name alone: give it bools and the name."""
+    def _for_shifted_call(
+        self, tensordict: TensorDictBase, flags: tuple[Tensor, Tensor], time_dim: int
+    ) -> TensorDictBase:
+        """Upstream's single call reads two flags, as bools, and finds time by its name alone: give it those."""
+        terminated, truncated = flags
         data = tensordict.copy()
-        for key in (self.tensor_keys.done, self.tensor_keys.terminated):
-            flag = data.get(("next", key), None)
-            if flag is not None and flag.dtype is not torch.bool:
-                data.set(("next", key), flag != 0)
+        data.set(("next", self.tensor_keys.done), terminated | truncated)
+        data.set(("next", self.tensor_keys.terminated), terminated)
         data.names = ["time" if i == time_dim else None for i in range(data.batch_dims)]
         return data
 
     def _log_pi(self, tensordict: TensorDictBase, device: torch.device) -> Tensor:
+        if not hasattr(self.actor_network, "get_dist"):
+            raise VTraceError("actor_network", "a module with get_dist", type(self.actor_network).__name__)
         with held_out(self.actor_network), unvalidated(device):
             if self.log_prob_of == "recorded":
                 return recorded_log_prob(self.actor_network, self._action_keys, tensordict)
@@ -350,22 +355,16 @@ class TritonVTrace(VTrace):
 
     def _standardized(self, advantage: Tensor, real: Tensor | None, tensordict: TensorDictBase) -> Tensor:
         """Zero mean and unit deviation over the real steps, or over those of each group."""
+        dtype = advantage.dtype
+        advantage = advantage.to(torch.promote_types(dtype, torch.float32))  # sums of squares overflow float16
         groups = self._group_ids(tensordict)
-        if groups is not None:
-            result = _standardize_by_group(advantage, groups, mask=real, eps=1e-5)
-            return result if real is None else torch.where(real, result, 0.0)
         real = torch.ones_like(advantage, dtype=torch.bool) if real is None else real
+        if groups is not None:
+            return torch.where(real, _standardize_by_group(advantage, groups, mask=real, eps=1e-5), 0.0).to(dtype)
         count = real.sum()
         centred = torch.where(real, advantage - advantage.sum() / count.clamp_min(1), 0.0)
         deviation = (centred.square().sum() / (count - 1).clamp_min(1)).sqrt()
-        return centred / deviation.clamp_min(1e-5)
-
-
-def _both(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    """Steps that both masks call real; an absent one calls all of them so."""
-    if x is None or y is None:
-        return y if x is None else x
-    return x & y
+        return (centred / deviation.clamp_min(1e-5)).to(dtype)
 
 
 def _check_unless_tensor(name: str, x: Any, high: float) -> None:

@@ -16,10 +16,12 @@ nothing ever trains. Ours builds the estimator with ``for_loss`` once the loss i
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from torch import nn
 from torchrl.objectives.common import LossModule
 from torchrl.objectives.value import VTrace
 from torchrl.trainers.algorithms.configs import A2CTrainerConfig, PPOTrainerConfig, ReinforceTrainerConfig
@@ -82,10 +84,10 @@ def _make(estimator: type[VTrace], loss_module: LossModule | None, options: dict
         return built
     if len(given) < 2:
         raise VTraceError(
-            "trainer",
-            "vtrace_ppo, vtrace_a2c or vtrace_reinforce, which give the estimator their loss's networks "
-            "(or actor_network and value_network of its own)",
-            f"only {sorted(given) or 'neither'}",
+            "trainer.gae",
+            "the loss's networks, which the trainers vtrace_ppo, vtrace_a2c and vtrace_reinforce hand over to a "
+            "partial config, or actor_network and value_network of its own",
+            " and ".join(given) or "neither",
         )
     return estimator(**given, **options)
 
@@ -105,7 +107,15 @@ def _on_its_loss(options: dict[str, Any]) -> dict[str, Any]:
     loss, gae = options["loss_module"], options.get("gae")
     if not isinstance(loss, LossModule):
         raise VTraceError("trainer.loss_module", "a loss (a config with _partial_: false)", type(loss).__name__)
-    return options if gae is None or isinstance(gae, VTrace) else {**options, "gae": gae(loss_module=loss)}
+    if isinstance(gae, functools.partial):
+        return {**options, "gae": gae(loss_module=loss)}
+    if gae is None or isinstance(gae, nn.Module):
+        return options
+    raise VTraceError(
+        "trainer.gae",
+        "a group such as value@trainer.gae: vtrace, after the trainer in the defaults list",
+        f"the bare options {dict(gae)}",
+    )
 
 
 def make_ppo_trainer(**options: Any) -> Any:

@@ -8,7 +8,6 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import CompositeDistribution, set_composite_lp_aggregate
 from tensordict.utils import NestedKey
 from torch import Tensor
-from torchrl.objectives.utils import _maybe_get_or_select
 
 from vtrace_plugins.torchrl.entries import entry
 
@@ -42,14 +41,15 @@ def recorded_log_prob(actor: Any, keys: list[NestedKey], tensordict: TensorDictB
 
 def collected_log_prob(tensordict: TensorDictBase, key: NestedKey | list[NestedKey]) -> Tensor:
     """log mu(a_t | x_t) as the collector wrote it; the parts of a composite one (a list of keys) added up."""
-    for one in key if isinstance(key, list) else [key]:
-        entry(
-            tensordict,
-            one,
-            "the log-prob of the action under the policy that collected it: build the actor with return_log_prob=True, "
-            "or name the entry with set_keys(sample_log_prob=...)",
-        )
-    return summed(_maybe_get_or_select(tensordict, key))
+    why = (
+        "the log-prob of the action under the policy that collected it: build the actor with return_log_prob=True, or "
+        "name the entry with the estimator's set_keys(sample_log_prob=...)"
+    )
+    if not isinstance(key, list):
+        return summed(entry(tensordict, key, why))
+    for one in key:
+        entry(tensordict, one, why)
+    return summed(tensordict.select(*key))
 
 
 def summed(log_prob: Any) -> Tensor:

@@ -12,12 +12,15 @@ from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
 
+from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.torchrl.entries import entry
+
 
 @contextmanager
 def held_out(network: Any) -> Iterator[None]:
     """Keep gradients out of the network's parameters, and only those that had them; nothing to do without gradients.
 
-    Upstream's ``hold_out_net`` unfreezes frozen parameters on its way out.
+    Upstream's ``hold_out_net`` unfreezes those that were frozen, if the first one was not.
     """
     trained = [p for p in network.parameters() if p.requires_grad] if torch.is_grad_enabled() else []
     for p in trained:
@@ -59,13 +62,15 @@ def root_and_next_values(
     both = TensorDict({}, batch_size=shape, device=tensordict.device)
     for name in (*network.in_keys, key):
         now, then = tensordict.get(name, None), after.get(name, None)
-        if now is None or (then is None and name != "is_init"):
-            continue
+        if now is None or (then is None and name == key):
+            continue  # the network says what it misses
         if name == "is_init":  # else a recurrent net would run on from the step before an episode's first
             then = now if then is None else then | now
+        elif then is None:
+            raise VTraceError(str(("next", name)), "an input of the value network after the step too", "nothing")
         elif name != key and now.is_floating_point() and now.shape == then.shape:
             then = torch.where(torch.isnan(then), now, then)
         both.set(name, join([now, then], dim))
-    values = network(both).get(key)
+    values = entry(network(both), key, "the value, which the value network should write: set_keys(value=...)")
     root, following = values.unbind(dim) if only_time else values.chunk(2, dim)
     return root, following
