@@ -6,7 +6,7 @@ import oracle
 import pytest
 import torch
 from helpers import TOLERANCE, assert_close, call, rounded, tensors, window
-from hypothesis import given, settings
+from hypothesis import given
 
 from vtrace_plugins import vtrace
 
@@ -51,7 +51,6 @@ def strided(x, layout, time_dim):
     return x
 
 
-@settings(max_examples=50)
 @given(
     batch=st.lists(st.integers(1, 5), max_size=3),
     T=lengths,
