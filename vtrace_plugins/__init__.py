@@ -1,4 +1,4 @@
-"""V-trace (IMPALA, arXiv:1802.01561) as one fused kernel, for TorchRL and plain torch."""
+"""V-trace (IMPALA, arXiv:1802.01561) as one fused kernel, for TorchRL, Stable-Baselines3 and plain torch."""
 
 from vtrace_plugins._core.api import VTraceReturns, vtrace
 from vtrace_plugins._core.checks import VTraceError

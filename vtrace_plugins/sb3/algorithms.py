@@ -1,0 +1,49 @@
+"""PPO and A2C with the buffer and the callback in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import spaces
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from vtrace_plugins.sb3.buffers import VTraceDictRolloutBuffer, VTraceRolloutBuffer
+from vtrace_plugins.sb3.callback import VTraceCallback
+
+_Host: Any = OnPolicyAlgorithm if TYPE_CHECKING else object  # the mixin stands over one of several
+
+
+class VTraceAlgorithmMixin(_Host):
+    """Binds the buffer whenever the host builds one (at construction and at load); adds the callback to every learn."""
+
+    weight_advantages = False  # whether the loss leaves the importance weight to the advantages
+    rollout_buffer_class: Any
+    rollout_buffer_kwargs: dict[str, Any]
+
+    def _setup_model(self) -> None:
+        if self.rollout_buffer_class is None:
+            dictionary = isinstance(self.observation_space, spaces.Dict)
+            self.rollout_buffer_class = VTraceDictRolloutBuffer if dictionary else VTraceRolloutBuffer
+        self.rollout_buffer_kwargs = {"weight_advantages": self.weight_advantages, **self.rollout_buffer_kwargs}
+        super()._setup_model()
+        self.rollout_buffer.bind(self)
+
+    def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
+        if callback is None:
+            callback = []
+        elif not isinstance(callback, list):
+            callback = [callback if isinstance(callback, BaseCallback) else ConvertCallback(callback)]
+        result: BaseCallback = super()._init_callback([VTraceCallback(), *callback], progress_bar)
+        return result
+
+
+class VTracePPO(VTraceAlgorithmMixin, PPO):
+    """SB3's PPO on V-trace targets, refreshed at each epoch; ``rollout_buffer_kwargs`` takes the buffer's options."""
+
+
+class VTraceA2C(VTraceAlgorithmMixin, A2C):
+    """SB3's A2C with V-trace; its loss has no ratio of its own, so the advantages carry the weight."""
+
+    weight_advantages = True

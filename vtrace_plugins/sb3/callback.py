@@ -1,0 +1,33 @@
+"""The callback that binds a stock algorithm's policy to its V-trace buffer, and records what the host would fold."""
+
+from __future__ import annotations
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.sb3.buffers import VTraceMixin
+
+
+class VTraceCallback(BaseCallback):
+    """For ``PPO(..., rollout_buffer_class=VTraceRolloutBuffer)``: ``model.learn(..., callback=VTraceCallback())``.
+
+    Binds the model's buffer at every ``learn``, and records raw rewards, truncations and terminal observations, so that
+    a refresh prices them with the current value function.
+
+    Raises:
+        VTraceError: if the model's rollout buffer is not one of ours.
+    """
+
+    def _init_callback(self) -> None:
+        buffer = getattr(self.model, "rollout_buffer", None)
+        if not isinstance(buffer, VTraceMixin):
+            raise VTraceError(
+                "rollout_buffer_class", "a V-trace buffer such as VTraceRolloutBuffer", type(buffer).__name__
+            )
+        buffer.bind(self.model)
+
+    def _on_step(self) -> bool:
+        # Before the host folds gamma * V(terminal_observation) into rewards, and before it adds the step.
+        buffer: VTraceMixin = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer.record(*(self.locals[name] for name in ("rewards", "dones", "infos")))
+        return True
