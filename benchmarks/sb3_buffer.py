@@ -68,7 +68,7 @@ def main() -> None:
         print(f"{f'{steps} x {envs}':>14}{compute[0]:>16}{compute[1]:>10}{get[0]:>16}{get[1]:>10}")
     if args.out:
         header = {
-            "what": f"milliseconds [stock, ours], median of {REPEATS}: compute_returns_and_advantage, get({BATCH}) pass",
+            "what": f"milliseconds [stock, ours], median of {REPEATS}: compute_returns_and_advantage, get({BATCH})",
             "device": f"CPU, {torch.get_num_threads()} threads",
             "date": date.today().isoformat(),
             "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
