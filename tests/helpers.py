@@ -46,7 +46,7 @@ def call(on, data, *, dtype=torch.float64, **options):
     return vtrace(**tensors(data, device, dtype), backend=backend, **options)
 
 
-def assert_close(actual, expected, *, tolerance=None, rows_last=1):
+def assert_close(actual, expected, *, tolerance=None):
     """NaN and inf exactly where expected; else within the dtype's tolerance, scaled by the row's largest magnitude."""
     tolerance = TOLERANCE[actual.dtype] if tolerance is None else tolerance
     actual = actual.detach().double().cpu().numpy()

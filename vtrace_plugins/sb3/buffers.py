@@ -14,7 +14,7 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
 from vtrace_plugins._core.api import vtrace
 from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number
-from vtrace_plugins.sb3.evaluate import evaluate, fingerprint, values_of
+from vtrace_plugins.sb3.evaluate import each, evaluate, fingerprint, values_of
 from vtrace_plugins.sb3.recorder import Recorder
 
 _Host: Any = RolloutBuffer if TYPE_CHECKING else object  # the mixin stands over one of several
@@ -73,6 +73,11 @@ class VTraceMixin(_Host):
         """Let the buffer evaluate ``algorithm.policy``, whichever that is when it is needed."""
         self._algorithm = weakref.ref(algorithm)
 
+    @property
+    def _bound(self) -> Any:
+        """The algorithm, or None if none was bound or it is gone."""
+        return None if self._algorithm is None else self._algorithm()
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_algorithm": None}  # a weak reference cannot be saved; load binds anew
 
@@ -97,18 +102,17 @@ class VTraceMixin(_Host):
             "values": self.values,
             "ends": ends,
         }
-        algorithm = None if self._algorithm is None else self._algorithm()
+        algorithm = self._bound
         if algorithm is not None:
-            self._collected["last_obs"] = _copied(algorithm._last_obs)
+            self._collected["last_obs"] = each(np.array, algorithm._last_obs)
             self._evaluated = fingerprint(algorithm.policy)
+        # The host's own rule: what ended has terminated, and a time limit's bootstrap is in the reward already.
         self._write(
-            self._vtrace(
-                log_pi=torch.from_numpy(self.log_probs),
-                values=torch.from_numpy(self.values),
-                rewards=self.rewards,
-                truncated=None,
-                last_value=last_values.detach().cpu().flatten(),
-            )
+            torch.from_numpy(self.log_probs),
+            torch.from_numpy(self.values),
+            self.rewards,
+            terminated=torch.from_numpy(ends),
+            last_value=last_values.detach().cpu().flatten(),
         )
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
@@ -120,7 +124,7 @@ class VTraceMixin(_Host):
     def _refresh(self) -> None:
         if self.refresh == "never" or not self._collected:
             return
-        algorithm = None if self._algorithm is None else self._algorithm()
+        algorithm = self._bound
         if algorithm is None or "last_obs" not in self._collected:
             self._warn_once(
                 "no algorithm is bound to this buffer, so every importance ratio stays 1: use VTraceCallback"
@@ -133,45 +137,31 @@ class VTraceMixin(_Host):
         collected = self._collected
         values, log_pi = evaluate(algorithm, self, collected["observations"], collected["actions"])
         last_value = values_of(algorithm, collected["last_obs"])
-        truncated = bootstrap_values = None
-        rewards = self.rewards
+        ends = torch.from_numpy(collected["ends"])
         if self.recorder.complete:
-            rewards, truncated = self.recorder.rewards, self.recorder.truncated
+            truncated = torch.from_numpy(self.recorder.truncated)
             bootstrap_values = torch.zeros_like(values)
             bootstrap_values[-1] = last_value
             if truncated.any():
                 terminal = values_of(algorithm, self.recorder.terminal_observations(self.observation_space))
-                bootstrap_values[torch.from_numpy(truncated)] = terminal
+                bootstrap_values[truncated] = terminal
+            boundaries = {"terminated": ends & ~truncated, "truncated": truncated, "bootstrap_values": bootstrap_values}
+            self._write(log_pi, values, self.recorder.rewards, **boundaries)
         else:
             self._warn_once("time-limit bootstraps inside the rewards are those of collection: use VTraceCallback")
-        self._write(self._vtrace(log_pi, values, rewards, truncated, last_value, bootstrap_values))
+            self._write(log_pi, values, self.rewards, terminated=ends, last_value=last_value)
         self._log(algorithm, log_pi)
 
-    def _vtrace(
-        self,
-        log_pi: torch.Tensor,
-        values: torch.Tensor,
-        rewards: np.ndarray,
-        truncated: np.ndarray | None,
-        last_value: torch.Tensor,
-        bootstrap_values: torch.Tensor | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns and advantages [T, N]. Without ``bootstrap_values`` what ended has terminated, as in the host."""
-        ends = torch.from_numpy(self._collected["ends"])
-        if bootstrap_values is None or truncated is None:
-            continuation: dict[str, Any] = {"last_value": last_value}
-            terminated = ends
-        else:
-            cut_short = torch.from_numpy(truncated)
-            continuation = {"bootstrap_values": bootstrap_values, "truncated": cut_short}
-            terminated = ends & ~cut_short
-        targets, advantages = vtrace(
+    def _write(
+        self, log_pi: torch.Tensor, values: torch.Tensor, rewards: np.ndarray, **boundaries: torch.Tensor
+    ) -> None:
+        """Compute returns and advantages ``[T, N]`` and put them where the host reads them."""
+        results = vtrace(
             log_pi,
             torch.from_numpy(self._collected["log_probs"]),
             values,
             torch.from_numpy(rewards),
-            terminated,
-            **continuation,
+            **boundaries,
             **self.clips,
             gamma=self.gamma,
             lam=self.gae_lambda,
@@ -179,11 +169,8 @@ class VTraceMixin(_Host):
             time_dim=0,
             backend=self.backend,
         )
-        return targets.numpy(), advantages.numpy()
-
-    def _write(self, results: tuple[np.ndarray, np.ndarray]) -> None:
         for name, result in zip(("returns", "advantages"), results, strict=True):
-            setattr(self, name, self.swap_and_flatten(result) if self.generator_ready else result)
+            setattr(self, name, self.swap_and_flatten(result.numpy()) if self.generator_ready else result.numpy())
 
     def _log(self, algorithm: Any, log_pi: torch.Tensor) -> None:
         logger = getattr(algorithm, "_logger", None)
@@ -198,12 +185,6 @@ class VTraceMixin(_Host):
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, stacklevel=4)
-
-
-def _copied(observation: Any) -> Any:
-    if isinstance(observation, dict):
-        return {key: np.array(x) for key, x in observation.items()}
-    return np.array(observation)
 
 
 class VTraceRolloutBuffer(VTraceMixin, RolloutBuffer):

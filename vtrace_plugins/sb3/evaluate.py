@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,31 +32,30 @@ def _evaluating(policy: Any) -> Iterator[None]:
         policy.set_training_mode(training)
 
 
-def _rows(observations: Any, start: int, end: int) -> Any:
+def each(function: Callable[[np.ndarray], np.ndarray], observations: Any) -> Any:
+    """``function`` of an array of observations, or of every entry of a dict of them."""
     if isinstance(observations, dict):
-        return {key: x[start:end] for key, x in observations.items()}
-    return observations[start:end]
+        return {key: function(x) for key, x in observations.items()}
+    return function(observations)
 
 
-def _flat(observations: Any) -> Any:
+def _flat(x: np.ndarray) -> np.ndarray:
     """[T, N, ...] as [T * N, ...], a view."""
-    if isinstance(observations, dict):
-        return {key: x.reshape(-1, *x.shape[2:]) for key, x in observations.items()}
-    return observations.reshape(-1, *observations.shape[2:])
+    return x.reshape(-1, *x.shape[2:])
 
 
 def evaluate(algorithm: Any, buffer: Any, observations: Any, actions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, log-probs) of the recorded actions, float32 on the CPU, ``[T, N]``."""
     policy, shape = algorithm.policy, actions.shape[:2]
-    observations, actions = _flat(observations), actions.reshape(-1, *actions.shape[2:])
+    observations, actions = each(_flat, observations), _flat(actions)
     values, log_probs = [], []
     with _evaluating(policy):
         for start in range(0, len(actions), _ROWS_AT_ONCE):
-            end = start + _ROWS_AT_ONCE
-            taken = buffer.to_torch(actions[start:end].astype(np.float32, copy=False))
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            taken = buffer.to_torch(actions[rows].astype(np.float32, copy=False))
             if isinstance(buffer.action_space, spaces.Discrete):
                 taken = taken.long().flatten()
-            inputs = obs_as_tensor(_rows(observations, start, end), policy.device)
+            inputs = obs_as_tensor(each(operator.itemgetter(rows), observations), policy.device)
             value, log_prob, _ = policy.evaluate_actions(inputs, taken)
             values.append(value.flatten().float().cpu())
             log_probs.append(log_prob.flatten().float().cpu())
