@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.checks import (
-    VTraceError,
-    check_backend,
-    check_continuation,
-    check_options,
-    check_tensors,
-)
+from vtrace_plugins._core.checks import VTraceError, check_backend, check_inputs
 from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins._core.layout import on_time_first
-from vtrace_plugins._core.ops import vtrace_triton
+from vtrace_plugins._core.ops import known_launch, vtrace_triton
 from vtrace_plugins._core.reference import vtrace_reference
 from vtrace_plugins._core.torch_scan import vtrace_torch
 
@@ -124,27 +119,7 @@ def vtrace(
         >>> targets
         tensor([[10.0000, 10.0000, 10.0000]])
     """
-    check_backend(backend)
-    tensors = {
-        "log_pi": log_pi,
-        "log_mu": log_mu,
-        "rewards": rewards,
-        "terminated": terminated,
-        "truncated": truncated,
-        "bootstrap_values": bootstrap_values,
-        "last_value": last_value,
-        "next_values": next_values,
-        "mask": mask,
-    }
-    time_dim = check_tensors(values, tensors, time_dim)
-    check_continuation(tensors)
-    check_options(values, gamma, rho_bar, c_bar, pg_rho_bar, lam, weight_advantages)
-    backend = _resolve(backend, values.device)
-
-    if values.numel() == 0:
-        return VTraceReturns(torch.empty_like(values), torch.empty_like(values))
-    number = lambda x: x if isinstance(x, Tensor) else float(x)  # noqa: E731
-    inputs = Inputs(
+    given = Inputs(
         log_pi=log_pi,
         log_mu=log_mu,
         values=values,
@@ -155,16 +130,27 @@ def vtrace(
         last_value=last_value,
         next_values=next_values,
         mask=mask,
-        gamma=gamma.expand(values.shape) if isinstance(gamma, Tensor) else float(gamma),
-        rho_bar=number(rho_bar),
-        c_bar=number(c_bar),
-        pg_rho_bar=number(rho_bar if pg_rho_bar is None else pg_rho_bar),
-        lam=float(lam),
+        gamma=gamma,
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+        pg_rho_bar=rho_bar if pg_rho_bar is None else pg_rho_bar,
+        lam=lam,
         weight_advantages=weight_advantages,
         time_dim=time_dim,
     )
+    known: Hashable = None
+    if backend == "triton" or (backend == "auto" and isinstance(values, Tensor) and values.is_cuda):
+        known, launch = known_launch(given)
+        if launch is not None:  # a call like this one has passed the checks
+            return VTraceReturns(*launch(given))
+
+    check_backend(backend)
+    inputs = check_inputs(given)
+    backend = _resolve(backend, values.device)
+    if values.numel() == 0:
+        return VTraceReturns(torch.empty_like(values), torch.empty_like(values))
     if backend == "triton":
-        return VTraceReturns(*vtrace_triton(inputs))
+        return VTraceReturns(*vtrace_triton(inputs, known))
     return VTraceReturns(*on_time_first(vtrace_torch if backend == "torch" else vtrace_reference, inputs))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from vtrace_plugins._core.inputs import Inputs
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -20,6 +22,7 @@ _DTYPES = {
     "bool, integer or floating": (torch.bool, *_FLOATING, *_INTEGER),
 }
 _REQUIRED = ("log_pi", "log_mu", "rewards", "terminated")
+_OPTIONAL = ("truncated", "bootstrap_values", "last_value", "next_values", "mask")
 _KINDS = {
     "rewards": "floating or integer",
     **dict.fromkeys(("terminated", "truncated", "mask"), "bool, integer or floating"),
@@ -42,12 +45,12 @@ class VTraceError(ValueError):
 
 
 @contextmanager
-def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Let errors from inside speak a host's names: ``{"rho_bar": "rho_thresh"}``."""
+def named_as(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Let errors from inside speak a host's names, asked for if there is one: ``{"rho_bar": "rho_thresh"}``."""
     try:
         yield
     except VTraceError as error:
-        raise VTraceError(names.get(error.argument, error.argument), error.expected, error.got) from None
+        raise VTraceError(names().get(error.argument, error.argument), error.expected, error.got) from None
 
 
 def check_time_dim(time_dim: Any, ndim: int) -> int:
@@ -86,34 +89,54 @@ def _check_tensor(name: str, x: Any, values: Tensor, shape: torch.Size, kind: st
     _check_device(name, x, values.device)
 
 
-def check_tensors(values: Any, others: dict[str, Any], time_dim: Any) -> int:
+def check_inputs(x: Inputs) -> Inputs:
+    """x, checked, and in one form: numbers are floats, gamma has the data's shape, time_dim is not negative."""
+    time_dim = _check_tensors(x)
+    _check_continuation(x)
+    _check_options(x)
+
+    def number(option: float | Tensor) -> float | Tensor:
+        return option if isinstance(option, Tensor) else float(option)
+
+    return x._replace(
+        gamma=x.gamma.expand(x.values.shape) if isinstance(x.gamma, Tensor) else float(x.gamma),
+        rho_bar=number(x.rho_bar),
+        c_bar=number(x.c_bar),
+        pg_rho_bar=number(x.pg_rho_bar),
+        lam=float(x.lam),
+        time_dim=time_dim,
+    )
+
+
+def _check_tensors(x: Inputs) -> int:
     """Check every tensor against ``values``, the optional ones where given; returns the non-negative time_dim."""
+    values = x.values
     if not isinstance(values, Tensor):
         raise VTraceError("values", "a torch.Tensor", type(values).__name__)
     if values.ndim == 0:
         raise VTraceError("values", "at least one dimension (time)", "a 0-d tensor")
     _check_dtype("values", values, "floating")
-    time_dim = check_time_dim(time_dim, values.ndim)
+    time_dim = check_time_dim(x.time_dim, values.ndim)
     without_time = values.shape[:time_dim] + values.shape[time_dim + 1 :]
-    for name, x in others.items():
-        if x is None and name not in _REQUIRED:
-            continue
-        shape = without_time if name == "last_value" else values.shape
-        _check_tensor(name, x, values, shape, _KINDS.get(name, "floating"))
+    for name in _REQUIRED + _OPTIONAL:
+        t = getattr(x, name)
+        if t is not None or name in _REQUIRED:
+            shape = without_time if name == "last_value" else values.shape
+            _check_tensor(name, t, values, shape, _KINDS.get(name, "floating"))
     return time_dim
 
 
-def check_continuation(data: dict[str, Any]) -> None:
+def _check_continuation(x: Inputs) -> None:
     """Exactly one of the three ways to say what follows a window or a truncated step."""
     names = ("bootstrap_values", "last_value", "next_values")
-    given = [name for name in names if data[name] is not None]
+    given = [name for name in names if getattr(x, name) is not None]
     if len(given) != 1:
         raise VTraceError(
             "bootstrap_values, last_value, next_values", "exactly one of the three", " and ".join(given) or "none"
         )
     if given == ["last_value"]:
         for other in ("truncated", "mask"):
-            if data[other] is not None:
+            if getattr(x, other) is not None:
                 raise VTraceError(
                     "last_value",
                     "no truncated and no mask beside it (it prices only the end of the window; "
@@ -145,19 +168,17 @@ def _check_option(name: str, x: Any, values: Tensor, high: float) -> None:
         check_number(name, x, high, "a number or a tensor")
 
 
-def check_options(
-    values: Tensor, gamma: Any, rho_bar: Any, c_bar: Any, pg_rho_bar: Any, lam: Any, weight_advantages: Any
-) -> None:
+def _check_options(x: Inputs) -> None:
+    values, gamma = x.values, x.gamma
     _check_option("gamma", gamma, values, 1.0)
     if isinstance(gamma, Tensor):
         missing = values.ndim - gamma.ndim
         if missing < 0 or any(g not in (1, v) for g, v in zip(gamma.shape, values.shape[missing:], strict=True)):
             raise VTraceError("gamma", f"a shape that broadcasts to {list(values.shape)}", f"shape {list(gamma.shape)}")
-    for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
-        if bar is None and name == "pg_rho_bar":
-            continue
+    for name in ("rho_bar", "c_bar", "pg_rho_bar"):
+        bar = getattr(x, name)
         _check_option(name, bar, values, math.inf)
         if isinstance(bar, Tensor) and bar.ndim > 0:
             raise VTraceError(name, "a number or a 0-d tensor", f"shape {list(bar.shape)}")
-    check_number("lam", lam, 1.0)
-    check_flag("weight_advantages", weight_advantages)
+    check_number("lam", x.lam, 1.0)
+    check_flag("weight_advantages", x.weight_advantages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +17,7 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _ELEMENTS_PER_PROGRAM = 2048
-_MOST_HANDLES = 1024
+_POOL = (*Inputs._fields, "targets", "advantages")
 
 
 def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, int]:
@@ -34,89 +35,78 @@ def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, in
     return block_rows, block_time
 
 
-def launch(x: Inputs) -> tuple[Tensor, Tensor]:
-    """Run the kernel on non-empty data of any layout."""
-    outer, time, inner = folded_shape(x.values.shape, x.time_dim)
-    targets, advantages = empty_results(x.values, x.time_dim)
-    contiguous = (time * inner, inner, 1)
-    furthest = x.values.numel()
+def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
+    """The launch for non-empty data of x's signature: everything but the pointers is settled here, once.
 
-    def described(t: Tensor | None) -> tuple[Tensor, int, int, int] | None:
-        """t for the kernel: a view over [outer, time, inner] wherever its strides allow, else a copy."""
-        nonlocal furthest
-        if t is None:
-            return None
-        if t.is_contiguous():
-            return t, *contiguous
-        t = t.reshape(outer, time, inner)
-        stride_outer, stride_time, stride_inner = t.stride()
-        furthest = max(furthest, (outer - 1) * stride_outer + time * stride_time + (inner - 1) * stride_inner)
-        return t, stride_outer, stride_time, stride_inner
+    From its second call on it goes to the compiled kernel itself, past triton's binder, which would look at each of
+    some fifty arguments anew. The compiled kernel is specialised to dtypes, to pointers' alignment and to integers that
+    are 1 or divisible by 16; all of those are in the signature.
+    """
+    shape, time_dim, device = x.values.shape, x.time_dim, x.values.device
+    outer, time, inner = folded = folded_shape(shape, time_dim)
+    rows = outer * inner
+
+    def fold(name: str, t: Tensor) -> Tensor:
+        """t over [outer, time, inner]: a view wherever its strides allow, else a copy."""
+        if name == "last_value":  # its only step is read at t = T - 1
+            return t.reshape(outer, 1, inner).expand(folded)
+        return t.expand(shape).reshape(folded)
 
     if x.last_value is not None:
-        last_value = x.last_value.contiguous()  # [outer, inner]; its only step is read at t = T - 1, at offset 0
-        continuation: tuple[Tensor, int, int, int] | None = (last_value, inner, 0, 1)
+        continuation = "last_value"
     else:
-        continuation = described(x.bootstrap_values if x.next_values is None else x.next_values)
-    per_step_gamma = x.gamma if isinstance(x.gamma, Tensor) else None
-    clips = (x.rho_bar, x.c_bar, x.pg_rho_bar)
+        continuation = "bootstrap_values" if x.next_values is None else "next_values"
+    given: dict[str, Any] = dict(zip(_POOL, (*x, *empty_results(x.values, time_dim)), strict=True))
+    # The kernel's arguments in its order: these as (pointer, strides), then the clips that are tensors as pointers.
+    names = ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", continuation, "mask", "gamma"]
+    names += ["targets", "advantages"]
+    clips = ("rho_bar", "c_bar", "pg_rho_bar")
+    views = {name: fold(name, given[name]) for name in names if isinstance(given[name], Tensor)}
+    copied = {name for name, view in views.items() if view.data_ptr() != given[name].data_ptr()}
+    strided = [(i, _POOL.index(n), n, views[n].stride()) for i, n in enumerate(names) if n in views]
+    bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
 
-    rows = outer * inner
-    block_rows, block_time = choose_tile(rows, time, x.values.stride(x.time_dim) == 1 or time == 1)
-    tensors = [described(t) for t in (x.log_pi, x.log_mu, x.values, x.rewards, x.terminated, x.truncated)]
-    tensors += [continuation, described(x.mask), described(per_step_gamma), described(targets), described(advantages)]
-    _run(
-        x.values.device,
-        triton.cdiv(rows, block_rows),
-        tensors,
-        [bar if isinstance(bar, Tensor) else None for bar in clips],
-        [0.0 if isinstance(number, Tensor) else number for number in (x.gamma, *clips, x.lam)],
-        (
-            rows,
-            time,
-            inner,
-            x.next_values is not None,  # CONTINUATION_IS_NEXT and the rest, in the kernel's order
-            x.lam == 1,
-            x.weight_advantages,
-            tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
-            tl.int64 if furthest >= 2**31 else tl.int32,
-            block_rows,
-            block_time,
-        ),
-    )
-    return targets, advantages
+    furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
+    block_rows, block_time = choose_tile(rows, time, x.values.stride(time_dim) == 1 or time == 1)
+    grid = (triton.cdiv(rows, block_rows), 1, 1)
+    template = [
+        *[None] * (len(names) + len(clips)),
+        *(0.0 if isinstance(given[n], Tensor) else given[n] for n in ("gamma", *clips, "lam")),
+        rows,
+        time,
+        inner,
+        x.next_values is not None,  # CONTINUATION_IS_NEXT and the rest
+        x.lam == 1,
+        x.weight_advantages,
+        tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
+        tl.int64 if furthest >= 2**31 else tl.int32,
+        block_rows,
+        block_time,
+    ]
+    compiled: Any = None
 
+    def launch(x: Inputs) -> tuple[Tensor, Tensor]:
+        nonlocal compiled
+        results = empty_results(x.values, time_dim)
+        pool: tuple[Any, ...] = (*x, *results)
+        address: Any = Tensor.data_ptr if compiled else lambda t: t
+        arguments: list[Any] = template.copy()
+        copies = []  # alive until the launch
+        for i, place, name, strides in strided:
+            t = pool[place]
+            if name in copied:
+                t = fold(name, t)
+                copies.append(t)
+            arguments[i] = (address(t), *strides)
+        for i, place in bare:
+            arguments[i] = address(pool[place])
+        elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+        with torch.cuda.device(device) if elsewhere else nullcontext():
+            if compiled:
+                compiled(*arguments)
+            else:
+                handle = vtrace_kernel[grid](*arguments)
+                compiled = None if INTERPRETED else handle[grid]
+        return results
 
-_handles: dict[Any, Any] = {}
-
-
-def _run(
-    device: torch.device,
-    programs: int,
-    tensors: list[tuple[Tensor, int, int, int] | None],
-    clips: list[Tensor | None],
-    numbers: list[float],
-    constants: tuple[Any, ...],
-) -> None:
-    """Launch the kernel, by its compiled handle if these very shapes were launched before.
-
-    The handle spares triton's binder, which looks at each of some fifty arguments anew. It is specialised to dtypes,
-    to pointers' alignment and to integers that are 1 or divisible by 16, so all of those are in the key.
-    """
-    arguments = (*tensors, *clips, *numbers, *constants)
-    key = (
-        device.index,
-        constants,
-        tuple(None if t is None else (t[0].dtype, t[0].data_ptr() % 16 == 0, *t[1:]) for t in tensors),
-        tuple(None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in clips),
-    )
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        handle = _handles.get(key)
-        if handle is not None:
-            handle[(programs, 1, 1)](*arguments)
-            return
-        handle = vtrace_kernel[(programs,)](*arguments)
-    if not INTERPRETED:
-        if len(_handles) >= _MOST_HANDLES:
-            _handles.clear()  # triton keeps the compiled code; only the short way to it is forgotten
-        _handles[key] = handle
+    return launch

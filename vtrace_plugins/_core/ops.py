@@ -5,6 +5,7 @@ Registering it imports no triton; the first call does.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -27,7 +28,12 @@ _library.define(
 _DATA = Inputs._fields.index("gamma")  # how many of Inputs are tensors or None ...
 _TENSORS = _DATA + 4  # ... and with gamma and the three clips, as tensors
 _CLIPS = range(_DATA + 1, _TENSORS)
-_PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
+_NUMBERS = frozenset((float, int, bool))
+
+Launch = Callable[[Inputs], tuple[Tensor, Tensor]]
+_launches: dict[Hashable, Launch] = {}  # by signature
+_MOST_LAUNCHES = 1024
 
 
 def _flat(x: Inputs) -> tuple[Any, ...]:
@@ -49,34 +55,67 @@ def _inputs(*arguments: Any) -> Inputs:
     return Inputs(*data, *(n if t is None else t for t, n in zip(options, numbers, strict=True)), *rest)
 
 
-def vtrace_triton(x: Inputs) -> tuple[Tensor, Tensor]:
-    """The backend: the kernel itself for plain eager tensors without gradients, else the operator around it."""
-    result: tuple[Tensor, Tensor]
-    if torch.compiler.is_compiling():
-        result = torch.ops.vtrace_plugins.vtrace.default(*_flat(x))
-    elif torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        result = _Transformable.apply(*_flat(x))
-    elif _plain(x):
-        from vtrace_plugins._core.launch import launch
+def signature(x: Inputs) -> Hashable:
+    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options. None: do not ask."""
+    parts: list[Hashable] = []
+    t: Any
+    for t in x:
+        kind = type(t)
+        if kind in _PLAIN_TENSORS:
+            try:
+                parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16))
+            except RuntimeError:  # a sparse one, say
+                return None
+        elif t is None or kind in _NUMBERS:
+            parts.append((kind, t))
+        else:
+            return None
+    return tuple(parts)
 
-        result = launch(x)
+
+def known_launch(x: Inputs) -> tuple[Hashable, Launch | None]:
+    """x's signature, and the launch that a call like this one prepared; (None, None) where torch must see the call:
+    a gradient is asked for, or a transform, a compiler, a mode or a subclass of Tensor is at work."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in x))
+    ):
+        return None, None
+    known = signature(x)
+    return known, _launches.get(known)
+
+
+def vtrace_triton(x: Inputs, known: Hashable = None) -> tuple[Tensor, Tensor]:
+    """The backend: the kernel itself for plain eager tensors (``known`` by their signature), else the operator."""
+    if known is not None:
+        return _prepared(x, known)(x)
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if transformed and not torch.compiler.is_compiling():
+        result: tuple[Tensor, Tensor] = _Transformable.apply(*_flat(x))
     else:
         result = torch.ops.vtrace_plugins.vtrace.default(*_flat(x))
     return result
 
 
-def _plain(x: Inputs) -> bool:
-    """Whether torch's dispatcher has nothing to do: no gradient, no subclass, no mode that wants to see the call."""
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    grad = torch.is_grad_enabled()
-    return all(type(t) in _PLAIN_TYPES and not (grad and t.requires_grad) for t in x if isinstance(t, Tensor))
+def _prepared(x: Inputs, known: Hashable) -> Launch:
+    launch = None if known is None else _launches.get(known)
+    if launch is None:
+        from vtrace_plugins._core.launch import prepare
+
+        launch = prepare(x)
+        if len(_launches) >= _MOST_LAUNCHES:
+            _launches.clear()  # triton keeps the compiled code; only the short way to it is forgotten
+        if known is not None:
+            _launches[known] = launch
+    return launch
 
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
-    from vtrace_plugins._core.launch import launch
-
-    return launch(_inputs(*arguments))
+    x = _inputs(*arguments)
+    return _prepared(x, signature(x))(x)
 
 
 def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:

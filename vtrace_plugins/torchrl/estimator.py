@@ -212,7 +212,7 @@ class TritonVTrace(VTrace):
         steps = matched(keys.steps_to_next_obs, tensordict.get(keys.steps_to_next_obs, None))
         gamma = self._on(value.device, "gamma")
 
-        with named_as(self._names()):
+        with named_as(self._names):
             target, advantage = vtrace(
                 log_pi,
                 log_mu,

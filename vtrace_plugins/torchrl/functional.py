@@ -55,7 +55,7 @@ def vtrace_advantage_estimate(
         if x is not None and x.shape != state_value.shape:
             raise VTraceError(name, f"shape {list(state_value.shape)} (that of state_value)", f"shape {list(x.shape)}")
     terminated, truncated = split_done(done, terminated, None)
-    with named_as(_NAMES):
+    with named_as(lambda: _NAMES):
         targets, advantages = vtrace(
             log_pi,
             log_mu,
