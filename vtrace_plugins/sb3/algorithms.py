@@ -18,17 +18,20 @@ _Host: Any = OnPolicyAlgorithm if TYPE_CHECKING else object  # the mixin stands 
 class VTraceAlgorithmMixin(_Host):
     """Binds the buffer whenever the host builds one (at construction and at load); adds the callback to every learn."""
 
+    buffer_classes: tuple[Any, Any] = (VTraceRolloutBuffer, VTraceDictRolloutBuffer)  # the second for Dict observations
     weight_advantages = False  # whether the loss leaves the importance weight to the advantages
     rollout_buffer_class: Any
     rollout_buffer_kwargs: dict[str, Any]
 
     def _setup_model(self) -> None:
         if self.rollout_buffer_class is None:
-            dictionary = isinstance(self.observation_space, spaces.Dict)
-            self.rollout_buffer_class = VTraceDictRolloutBuffer if dictionary else VTraceRolloutBuffer
+            self.rollout_buffer_class = self.buffer_classes[isinstance(self.observation_space, spaces.Dict)]
         self.rollout_buffer_kwargs = {"weight_advantages": self.weight_advantages, **self.rollout_buffer_kwargs}
-        super()._setup_model()
+        self._build()
         self.rollout_buffer.bind(self)
+
+    def _build(self) -> None:
+        super()._setup_model()
 
     def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
         if callback is None:

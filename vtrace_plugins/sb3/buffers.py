@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
 from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number
-from vtrace_plugins.sb3.evaluate import each, evaluate, fingerprint, values_of
+from vtrace_plugins.sb3.evaluate import evaluate, fingerprint, values_of
+from vtrace_plugins.sb3.minibatches import minibatches
+from vtrace_plugins.sb3.observations import each, join
+from vtrace_plugins.sb3.on_policy import gae
 from vtrace_plugins.sb3.recorder import Recorder
+from vtrace_plugins.sb3.rollout import Rollout
 
 _Host: Any = RolloutBuffer if TYPE_CHECKING else object  # the mixin stands over one of several
 
@@ -34,6 +42,8 @@ class VTraceMixin(_Host):
         weight_advantages: whether advantages carry ``min(pg_rho_bar, pi / mu)``: False for PPO-like losses, which
             multiply by the ratio themselves, True for A2C.
         refresh: ``"pass"`` recomputes at the start of each ``get`` after the policy has moved, ``"never"`` not at all.
+        replay: how many earlier rollouts each pass hands out besides the current one, corrected like it (IMPALA with
+            replay). They stay on ``device``.
         backend: as in :func:`vtrace_plugins.vtrace`.
 
     The host's arguments (``buffer_size``, ``observation_space``, ``action_space``, ``device``, ``gae_lambda``,
@@ -43,6 +53,11 @@ class VTraceMixin(_Host):
         VTraceError: for an option out of range.
     """
 
+    _sample_type: Any  # the host's samples: observations, actions, old_values, ..., then the extras
+    _extras: tuple[str, ...] = ()  # the host's other arrays of one entry a step, which its policy wants to see
+    _float_actions = True  # whether the host hands actions out as float32
+    _merge_single = False  # whether a minibatch of one is to be avoided, as the host's loss makes NaN of it
+
     def __init__(
         self,
         *args: Any,
@@ -51,6 +66,7 @@ class VTraceMixin(_Host):
         pg_rho_bar: float | None = None,
         weight_advantages: bool = False,
         refresh: str = "pass",
+        replay: int = 0,
         backend: str = "auto",
         **kwargs: Any,
     ) -> None:
@@ -61,10 +77,16 @@ class VTraceMixin(_Host):
         check_backend(backend)
         if refresh not in ("pass", "never"):
             raise VTraceError("refresh", "'pass' or 'never'", repr(refresh))
+        if isinstance(replay, bool) or not isinstance(replay, int) or replay < 0:
+            raise VTraceError("replay", "a number of rollouts, 0 or more", repr(replay))
+        if replay and refresh == "never":
+            raise VTraceError("replay", "0 beside refresh='never', which would not correct older rollouts", str(replay))
         self.clips: dict[str, Any] = {"rho_bar": rho_bar, "c_bar": c_bar, "pg_rho_bar": pg_rho_bar}
         self.weight_advantages = weight_advantages
         self.refresh = refresh
         self.backend = backend
+        self.replayed: deque[Rollout] = deque(maxlen=replay)  # the latest first
+        self._rollout: Rollout | None = None
         self._algorithm: weakref.ref[Any] | None = None
         self._warned: set[str] = set()
         super().__init__(*args, **kwargs)
@@ -81,105 +103,250 @@ class VTraceMixin(_Host):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_algorithm": None}  # a weak reference cannot be saved; load binds anew
 
+    # --- collection ---
+
     def reset(self) -> None:
+        if self._rollout is not None:
+            self.replayed.appendleft(self._rollout)
+        self._rollout = None
+        self._pool: dict[str, Any] = {}
+        self._end: dict[str, Any] = {}
         super().reset()
         self.recorder = Recorder(self.buffer_size, self.n_envs)
-        self._collected: dict[str, Any] = {}
-        self._evaluated: Any = None
+        self._added_rewards = self.rewards.copy()
+
+    def start(self) -> None:
+        """Before the first step of a rollout, after :meth:`reset`."""
+        self.recorder.start(self._normaliser())
 
     def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Keep raw rewards and terminal observations apart, before the host folds a value into the reward."""
-        self.recorder.record(self.pos, rewards, dones, infos)
+        self.recorder.record(self.pos, rewards, dones, infos, self._normaliser())
 
-    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        step = self.pos
+        super().add(*args, **kwargs)
+        self._added_rewards[step] = self.rewards[step]
+
+    def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
         """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1."""
-        ends = np.concatenate([self.episode_starts[1:] != 0, np.asarray(dones, dtype=bool)[None]])
-        self._collected = {
-            # [T, N, ...]: get() replaces the buffer's arrays by flattened copies, these stay.
-            "observations": dict(self.observations) if isinstance(self.observations, dict) else self.observations,
-            "actions": self.actions,
-            "log_probs": self.log_probs,
-            "values": self.values,
-            "ends": ends,
-        }
         algorithm = self._bound
+        self._end = {"last_values": last_values.detach().cpu().numpy().flatten(), "dones": np.array(dones)}
         if algorithm is not None:
-            self._collected["last_obs"] = each(np.array, algorithm._last_obs)
-            self._evaluated = fingerprint(algorithm.policy)
-        # The host's own rule: what ended has terminated, and a time limit's bootstrap is in the reward already.
-        self._write(
-            torch.from_numpy(self.log_probs),
-            torch.from_numpy(self.values),
-            self.rewards,
-            terminated=torch.from_numpy(ends),
-            last_value=last_values.detach().cpu().flatten(),
-        )
+            self._end |= {
+                "observations": each(np.array, algorithm._last_obs),
+                "states": getattr(algorithm, "_last_lstm_states", None),
+                "updates": algorithm._n_updates,
+                "policy": fingerprint(algorithm.policy),
+            }
+        self._compute()
 
-    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """The host's minibatches, after a refresh where the policy has moved since the last."""
-        assert self.full, "the rollout buffer is not full"
-        self._refresh()
-        yield from super().get(batch_size)
-
-    def _refresh(self) -> None:
-        if self.refresh == "never" or not self._collected:
-            return
-        algorithm = self._bound
-        if algorithm is None or "last_obs" not in self._collected:
-            self._warn_once(
-                "no algorithm is bound to this buffer, so every importance ratio stays 1: use VTraceCallback"
+    def _compute(self) -> None:
+        last_values, dones = self._end["last_values"], self._end["dones"]
+        if min(bar for bar in self.clips.values() if bar is not None) >= 1:
+            advantages = gae(
+                self.rewards, self.values, self.episode_starts, last_values, dones, self.gamma, self.gae_lambda
             )
-            return
-        mark = fingerprint(algorithm.policy)
-        if mark == self._evaluated:
-            return
-        self._evaluated = mark
-        collected = self._collected
-        values, log_pi = evaluate(algorithm, self, collected["observations"], collected["actions"])
-        last_value = values_of(algorithm, collected["last_obs"])
-        ends = torch.from_numpy(collected["ends"])
-        if self.recorder.complete:
-            truncated = torch.from_numpy(self.recorder.truncated)
-            bootstrap_values = torch.zeros_like(values)
-            bootstrap_values[-1] = last_value
-            if truncated.any():
-                terminal = values_of(algorithm, self.recorder.terminal_observations(self.observation_space))
-                bootstrap_values[truncated] = terminal
-            boundaries = {"terminated": ends & ~truncated, "truncated": truncated, "bootstrap_values": bootstrap_values}
-            self._write(log_pi, values, self.recorder.rewards, **boundaries)
-        else:
-            self._warn_once("time-limit bootstraps inside the rewards are those of collection: use VTraceCallback")
-            self._write(log_pi, values, self.rewards, terminated=ends, last_value=last_value)
-        self._log(algorithm, log_pi)
-
-    def _write(
-        self, log_pi: torch.Tensor, values: torch.Tensor, rewards: np.ndarray, **boundaries: torch.Tensor
-    ) -> None:
-        """Compute returns and advantages ``[T, N]`` and put them where the host reads them."""
-        results = vtrace(
-            log_pi,
-            torch.from_numpy(self._collected["log_probs"]),
+            if np.isfinite(advantages.sum()):
+                self.advantages, self.returns = advantages, advantages + self.values
+                return
+        log_probs, values = torch.from_numpy(self.log_probs), torch.from_numpy(self.values)
+        # The host's own rule: what ended has terminated, and a time limit's bootstrap is in the reward already.
+        results = self._vtrace(
+            log_probs,
+            log_probs,
             values,
-            torch.from_numpy(rewards),
+            torch.from_numpy(self.rewards),
+            terminated=torch.from_numpy(self._ends()),
+            last_value=torch.from_numpy(last_values),
+            time_dim=0,
+        )
+        self.returns, self.advantages = (x.numpy() for x in results)
+
+    def _ends(self) -> np.ndarray:
+        """Where an episode ended, ``[T, N]``."""
+        return np.concatenate([self.episode_starts[1:] != 0, self._end["dones"].astype(bool)[None]])
+
+    def _vtrace(self, log_pi: Tensor, log_mu: Tensor, values: Tensor, rewards: Tensor, **boundaries: Any) -> Any:
+        return vtrace(
+            log_pi,
+            log_mu,
+            values,
+            rewards,
             **boundaries,
             **self.clips,
             gamma=self.gamma,
             lam=self.gae_lambda,
             weight_advantages=self.weight_advantages,
-            time_dim=0,
             backend=self.backend,
         )
-        for name, result in zip(("returns", "advantages"), results, strict=True):
-            setattr(self, name, self.swap_and_flatten(result.numpy()) if self.generator_ready else result.numpy())
 
-    def _log(self, algorithm: Any, log_pi: torch.Tensor) -> None:
+    # --- training ---
+
+    def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
+        """The host's minibatches, over the replayed rollouts too, after a refresh where the policy has moved."""
+        assert self.full, "the rollout buffer is not full"
+        rollouts = self._refreshed()
+        self._pool |= {name: torch.cat([r.results[name] for r in rollouts]) for name in ("advantages", "returns")}
+        yield from self._minibatches(rollouts, batch_size)
+
+    def _minibatches(self, rollouts: list[Rollout], batch_size: int | None) -> Generator[Any, None, None]:
+        names = ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
+        columns = [self._pool[name] for name in names]
+        yield from minibatches(self._sample_type, columns, batch_size, self._merge_single)
+
+    def _refreshed(self) -> list[Rollout]:
+        """The rollouts of this pass, their results those of the current policy."""
+        current = self._rollout
+        new = current is None
+        if current is None:
+            current = self._rollout = self._collected()
+        algorithm = self._bound
+        rollouts = [current]
+        if self.refresh == "pass" and self._end:
+            if algorithm is None or current.last_observations is None:
+                self._warn_once(
+                    "no algorithm is bound to this buffer, so every importance ratio stays 1: use VTraceCallback"
+                )
+            else:
+                rollouts += self.replayed
+                if new:
+                    self._normalise(self.replayed)
+                self._correct_all(algorithm, rollouts)
+        if new:
+            self._pool_rows(rollouts)
+        return rollouts
+
+    def _collected(self) -> Rollout:
+        """The rollout that the host's arrays hold, flattened as the host flattens them, on the device."""
+        if self._end and not np.array_equal(self.rewards, self._added_rewards):
+            self._compute()  # a callback edited rewards after the host had computed
+        ends = self._ends() if self._end else np.zeros((self.buffer_size, self.n_envs), dtype=bool)
+        self._flatten()
+        names = ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
+        rows = {name: each(lambda x: torch.as_tensor(x, device=self.device), getattr(self, name)) for name in names}
+        if self._float_actions:
+            rows["actions"] = rows["actions"].float()
+        for name in ("values", "log_probs", "advantages", "returns"):
+            rows[name] = rows[name].flatten()
+        results = {name: rows.pop(name) for name in ("advantages", "returns")}
+        return Rollout(
+            shape=(self.n_envs, self.buffer_size),
+            rows=rows,
+            rewards=self.rewards,
+            ends=ends,
+            recorder=self.recorder,
+            last_observations=self._end.get("observations"),
+            last_dones=self._end.get("dones"),
+            last_states=self._end.get("states"),
+            collected_at=self._end.get("updates", 0),
+            evaluated=self._end.get("policy"),
+            results=results,
+        )
+
+    def _flatten(self) -> None:
+        """``[T, N, ...]`` to ``[N * T, ...]``, as the host does at its first ``get``."""
+        for name in ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras):
+            setattr(self, name, each(self.swap_and_flatten, getattr(self, name)))
+        self.generator_ready = True
+
+    def _pool_rows(self, rollouts: list[Rollout]) -> None:
+        """All rollouts' rows under one another; each keeps a view of its own, so that they lie in memory once."""
+        self._pool = dict(rollouts[0].rows)
+        if len(rollouts) > 1:
+            self._pool = {name: join(torch.cat, [r.rows[name] for r in rollouts]) for name in rollouts[0].rows}
+            for i, rollout in enumerate(rollouts):
+                size = math.prod(rollout.shape)
+                own = slice(i * size, (i + 1) * size)
+                rollout.rows = {name: each(lambda x: x[own], rows) for name, rows in self._pool.items()}  # noqa: B023
+
+    # --- correction ---
+
+    def _correct_all(self, algorithm: Any, rollouts: list[Rollout]) -> None:
+        mark = fingerprint(algorithm.policy)
+        stale = [rollout for rollout in rollouts if rollout.evaluated != mark]
+        for rollout in stale:
+            self._correct(algorithm.policy, rollout)
+            rollout.evaluated = mark
+        if not stale:
+            return
+        current = rollouts[0]
+        if current in stale:
+            # [N * T, 1], as the host flattens them: its logging reads them
+            self.returns, self.advantages = (
+                current.results[k].cpu().numpy()[:, None] for k in ("returns", "advantages")
+            )
+        self._log(algorithm, rollouts)
+
+    def _correct(self, policy: Any, rollout: Rollout) -> None:
+        """V-trace of one rollout under the policy as it is now."""
+        device, recorder = self.device, rollout.recorder
+        values, log_pi = self._evaluate(policy, rollout)
+        last_value, terminal_values = self._continuation(policy, rollout)
+        if rollout is self._rollout:
+            rollout.rewards = self.rewards
+            if recorder.complete:
+                rollout.rewards = recorder.rewards + (self.rewards - self._added_rewards)  # with a callback's edits
+        ends = torch.as_tensor(rollout.ends.T, device=device)
+        if recorder.complete:
+            truncated = torch.as_tensor(recorder.truncated.T, device=device)
+            bootstrap_values = torch.zeros(rollout.shape, device=device)
+            bootstrap_values[:, -1] = last_value
+            if terminal_values is not None:
+                bootstrap_values.T[truncated.T] = terminal_values
+            boundaries = {"terminated": ends & ~truncated, "truncated": truncated, "bootstrap_values": bootstrap_values}
+        else:
+            self._warn_once("time-limit bootstraps inside the rewards are those of collection: use VTraceCallback")
+            boundaries = {"terminated": ends, "last_value": last_value}
+        log_mu = rollout.rows["log_probs"]
+        rewards = torch.as_tensor(rollout.rewards.T, device=device)
+        log_pi_, log_mu_, values_ = (x.view(rollout.shape) for x in (log_pi, log_mu, values))
+        results = self._vtrace(log_pi_, log_mu_, values_, rewards, **boundaries)
+        rollout.log_ratio = log_pi - log_mu
+        rollout.results = dict(zip(("returns", "advantages"), (x.flatten() for x in results), strict=True))
+
+    def _evaluate(self, policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """(V, log pi) of the rollout's rows."""
+        return evaluate(policy, rollout.rows, self.action_space, *self._extras)
+
+    def _continuation(self, policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
+        """V(s_T) ``[N]``, and V of the terminal observations where there are some."""
+        last_value = values_of(policy, rollout.last_observations, self.device)
+        terminal = rollout.recorder.terminal
+        return last_value, values_of(policy, join(np.stack, terminal), self.device) if terminal else None
+
+    def _normaliser(self) -> VecNormalize | None:
+        """The VecNormalize whose statistics move on between rollouts, if replay has to follow it."""
+        algorithm = self._bound
+        if not self.replayed.maxlen or algorithm is None:
+            return None
+        normaliser: VecNormalize | None = algorithm.get_vec_normalize_env()
+        if normaliser is not None and algorithm.env is not normaliser:
+            self._warn_once(
+                "VecNormalize is not the outermost wrapper, so replayed rollouts keep the normalisation of collection"
+            )
+            return None
+        return normaliser
+
+    def _normalise(self, rollouts: deque[Rollout]) -> None:
+        normaliser = self._normaliser()
+        for rollout in rollouts:
+            if normaliser is not None and rollout.recorder.has_raw:
+                rollout.normalise(normaliser)
+                rollout.evaluated = None
+
+    def _log(self, algorithm: Any, rollouts: list[Rollout]) -> None:
         logger = getattr(algorithm, "_logger", None)
-        if logger is not None:
-            ratio = (log_pi - torch.from_numpy(self._collected["log_probs"])).exp()
-            logger.record("vtrace/ratio_mean", ratio.mean().item())
-            logger.record("vtrace/rho_clipped", (ratio > self.clips["rho_bar"]).float().mean().item())
-            logger.record("vtrace/c_clipped", (ratio > self.clips["c_bar"]).float().mean().item())
-            logger.record("vtrace/ess", (ratio.sum().square() / ratio.square().sum() / ratio.numel()).item())
+        if logger is None:
+            return
+        ratio = torch.cat(
+            [torch.zeros_like(r.rows["log_probs"]) if r.log_ratio is None else r.log_ratio for r in rollouts]
+        ).exp()
+        logger.record("vtrace/ratio_mean", ratio.mean().item())
+        logger.record("vtrace/rho_clipped", (ratio > self.clips["rho_bar"]).float().mean().item())
+        logger.record("vtrace/c_clipped", (ratio > self.clips["c_bar"]).float().mean().item())
+        logger.record("vtrace/ess", (ratio.sum().square() / ratio.square().sum() / ratio.numel()).item())
+        logger.record("vtrace/lag", float(np.mean([algorithm._n_updates - r.collected_at for r in rollouts])))
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
@@ -188,8 +355,12 @@ class VTraceMixin(_Host):
 
 
 class VTraceRolloutBuffer(VTraceMixin, RolloutBuffer):
-    """:class:`VTraceMixin` over SB3's ``RolloutBuffer``, for ``PPO(rollout_buffer_class=...)`` and A2C."""
+    """:class:`VTraceMixin` over SB3's ``RolloutBuffer``, for ``PPO(rollout_buffer_class=...)``, A2C and TRPO."""
+
+    _sample_type = RolloutBufferSamples
 
 
 class VTraceDictRolloutBuffer(VTraceMixin, DictRolloutBuffer):
     """:class:`VTraceMixin` over SB3's ``DictRolloutBuffer``."""
+
+    _sample_type = DictRolloutBufferSamples

@@ -11,8 +11,8 @@ from vtrace_plugins.sb3.buffers import VTraceMixin
 class VTraceCallback(BaseCallback):
     """For ``PPO(..., rollout_buffer_class=VTraceRolloutBuffer)``: ``model.learn(..., callback=VTraceCallback())``.
 
-    Binds the model's buffer at every ``learn``, and records raw rewards, truncations and terminal observations, so that
-    a refresh prices them with the current value function.
+    The same for A2C, TRPO and MaskablePPO. Binds the model's buffer at every ``learn``, and records raw rewards,
+    truncations and terminal observations, so that a refresh prices them with the current value function.
 
     Raises:
         VTraceError: if the model's rollout buffer is not one of ours.
@@ -22,9 +22,14 @@ class VTraceCallback(BaseCallback):
         buffer = getattr(self.model, "rollout_buffer", None)
         if not isinstance(buffer, VTraceMixin):
             raise VTraceError(
-                "rollout_buffer_class", "a V-trace buffer such as VTraceRolloutBuffer", type(buffer).__name__
+                "rollout_buffer_class",
+                "a V-trace buffer such as VTraceRolloutBuffer (RecurrentPPO takes none: use VTraceRecurrentPPO)",
+                type(buffer).__name__,
             )
         buffer.bind(self.model)
+
+    def _on_rollout_start(self) -> None:
+        self.model.rollout_buffer.start()  # type: ignore[attr-defined]
 
     def _on_step(self) -> bool:
         # Before the host folds gamma * V(terminal_observation) into rewards, and before it adds the step.

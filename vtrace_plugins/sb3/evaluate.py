@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,18 +11,21 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from stable_baselines3.common.utils import obs_as_tensor
+from torch import Tensor
 
-_ROWS_AT_ONCE = 8192  # of observations on the device
+from vtrace_plugins.sb3.observations import each
+
+_ELEMENTS_AT_ONCE = 2**24  # of observations on their way through the networks
+_ROWS_AT_ONCE = 2**16
 
 
-def fingerprint(policy: torch.nn.Module) -> tuple[tuple[int, int], ...]:
-    """Changes whenever a parameter or buffer of the policy is replaced or written to."""
-    return tuple((id(t), t._version) for t in (*policy.parameters(), *policy.buffers()))
+def fingerprint(policy: torch.nn.Module) -> tuple[tuple[int, int, int], ...]:
+    """Changes whenever a parameter or buffer of the policy is replaced, written to, or given other ``data`` (TRPO)."""
+    return tuple((id(t), t.data_ptr(), t._version) for t in (*policy.parameters(), *policy.buffers()))
 
 
 @contextmanager
-def _evaluating(policy: Any) -> Iterator[None]:
+def evaluating(policy: Any) -> Iterator[None]:
     """Dropout and batch norm as they were when the actions were drawn."""
     training = policy.training
     policy.set_training_mode(False)
@@ -32,40 +36,49 @@ def _evaluating(policy: Any) -> Iterator[None]:
         policy.set_training_mode(training)
 
 
-def each(function: Callable[[np.ndarray], np.ndarray], observations: Any) -> Any:
-    """``function`` of an array of observations, or of every entry of a dict of them."""
-    if isinstance(observations, dict):
-        return {key: function(x) for key, x in observations.items()}
-    return function(observations)
+def rows_at_once(observations: Any) -> int:
+    """How many rows of observations ``[rows, ...]`` to hand to the policy in one call."""
+    arrays = observations.values() if isinstance(observations, dict) else [observations]
+    row = max(1, sum(math.prod(x.shape[1:]) for x in arrays))
+    return max(1, min(_ROWS_AT_ONCE, _ELEMENTS_AT_ONCE // row))
 
 
-def _flat(x: np.ndarray) -> np.ndarray:
-    """[T, N, ...] as [T * N, ...], a view."""
-    return x.reshape(-1, *x.shape[2:])
+def policy_actions(actions: Tensor, space: spaces.Space[Any]) -> Tensor:
+    """Recorded actions as ``evaluate_actions`` takes them."""
+    return actions.long().flatten() if isinstance(space, spaces.Discrete) else actions
 
 
-def evaluate(algorithm: Any, buffer: Any, observations: Any, actions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, log-probs) of the recorded actions, float32 on the CPU, ``[T, N]``."""
-    policy, shape = algorithm.policy, actions.shape[:2]
-    observations, actions = each(_flat, observations), _flat(actions)
-    values, log_probs = [], []
-    with _evaluating(policy):
-        for start in range(0, len(actions), _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            taken = buffer.to_torch(actions[rows].astype(np.float32, copy=False))
-            if isinstance(buffer.action_space, spaces.Discrete):
-                taken = taken.long().flatten()
-            inputs = obs_as_tensor(each(operator.itemgetter(rows), observations), policy.device)
-            value, log_prob, _ = policy.evaluate_actions(inputs, taken)
-            values.append(value.flatten().float().cpu())
-            log_probs.append(log_prob.flatten().float().cpu())
-    return torch.cat(values).view(shape), torch.cat(log_probs).view(shape)
+def in_chunks(
+    function: Callable[[slice], tuple[Tensor, ...]], rows: int, at_once: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """What ``function`` gives for slices of the rows, each flattened, float32, joined on ``device``."""
+    parts = [function(slice(start, start + at_once)) for start in range(0, rows, at_once)]
+    return tuple(torch.cat([x.flatten().float() for x in one]).to(device) for one in zip(*parts, strict=True))
 
 
-def values_of(algorithm: Any, observations: Any) -> torch.Tensor:
-    """V of a batch of observations, float32 on the CPU, ``[batch]``."""
-    policy = algorithm.policy
-    with _evaluating(policy):
-        inputs, _ = policy.obs_to_tensor(observations)
-        value: torch.Tensor = policy.predict_values(inputs).flatten().float().cpu()
-    return value
+def evaluate(policy: Any, rows: dict[str, Any], space: spaces.Space[Any], *extras: str) -> tuple[Tensor, Tensor]:
+    """(values, log-probs) of the recorded actions, ``[rows]``; ``extras`` go to the policy under their names."""
+    observations, actions = rows["observations"], policy_actions(rows["actions"], space)
+
+    def chunk(some: slice) -> tuple[Tensor, ...]:
+        inputs = each(lambda x: x[some].to(policy.device), observations)
+        more = {name: rows[name][some].to(policy.device) for name in extras}
+        values, log_probs, _ = policy.evaluate_actions(inputs, actions[some].to(policy.device), **more)
+        return values, log_probs
+
+    with evaluating(policy):
+        values, log_probs = in_chunks(chunk, len(actions), rows_at_once(observations), actions.device)
+    return values, log_probs
+
+
+def values_of(policy: Any, observations: Any, device: torch.device) -> Tensor:
+    """V of a batch of observations as the environment gives them (NumPy), ``[batch]``."""
+    batch = len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
+
+    def chunk(some: slice) -> tuple[Tensor, ...]:
+        inputs, _ = policy.obs_to_tensor(each(operator.itemgetter(some), observations))
+        return (policy.predict_values(inputs),)
+
+    with evaluating(policy):
+        (values,) = in_chunks(chunk, batch, rows_at_once(each(np.asarray, observations)), device)
+    return values
