@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.type_aliases import DictRolloutBufferSamples, RolloutBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
@@ -225,15 +226,16 @@ class VTraceMixin(_Host):
         self._flatten()
         names = ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
         rows = {name: each(lambda x: torch.as_tensor(x, device=self.device), getattr(self, name)) for name in names}
-        if self._float_actions:
+        if self._float_actions or isinstance(self.action_space, spaces.MultiBinary):  # Bernoulli takes no int8
             rows["actions"] = rows["actions"].float()
         for name in ("values", "log_probs", "advantages", "returns"):
             rows[name] = rows[name].flatten()
         results = {name: rows.pop(name) for name in ("advantages", "returns")}
+        edits = self.rewards - self._added_rewards  # a callback's
         return Rollout(
             shape=(self.n_envs, self.buffer_size),
             rows=rows,
-            rewards=self.rewards,
+            rewards=self.recorder.rewards + edits if self.recorder.complete else self.rewards,
             ends=ends,
             recorder=self.recorder,
             last_observations=self._end.get("observations"),
@@ -283,10 +285,6 @@ class VTraceMixin(_Host):
         device, recorder = self.device, rollout.recorder
         values, log_pi = self._evaluate(policy, rollout)
         last_value, terminal_values = self._continuation(policy, rollout)
-        if rollout is self._rollout:
-            rollout.rewards = self.rewards
-            if recorder.complete:
-                rollout.rewards = recorder.rewards + (self.rewards - self._added_rewards)  # with a callback's edits
         ends = torch.as_tensor(rollout.ends.T, device=device)
         if recorder.complete:
             truncated = torch.as_tensor(recorder.truncated.T, device=device)

@@ -14,7 +14,7 @@ from vtrace_plugins.sb3.observations import each, join
 from vtrace_plugins.sb3.recorder import Recorder
 
 
-@dataclass
+@dataclass(eq=False)
 class Rollout:
     """``rows`` are ``[N * T, ...]``, environment by environment in order of time; ``[N, T]`` is a view of them."""
 

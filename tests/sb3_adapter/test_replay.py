@@ -1,0 +1,141 @@
+"""replay=K: the last K rollouts are handed out too, each corrected under the current policy."""
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from worlds import A2C_, ALGORITHMS, PPO_, RECURRENT, collect, envs, move, parameters
+
+from vtrace_plugins import VTraceError
+
+DICT = spaces.Dict({"position": spaces.Box(-1, 1, (3,)), "kind": spaces.MultiBinary(2)})
+
+
+def replaying(algorithm=PPO_, env=None, replay=2, rollouts=4, **kwargs):
+    env = envs(limit=4) if env is None else env
+    model = algorithm.make(env, gae_lambda=0.9, rollout_buffer_kwargs={"replay": replay} | kwargs)
+    collect(model, rollouts)
+    move(model)
+    return model
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("observation_space", [DICT, spaces.Box(-1, 1, (3,))], ids=["Dict", "Box"])
+def test_every_rollout_is_corrected_under_the_current_policy(algorithm, observation_space):
+    model = replaying(algorithm, envs(limit=4, observation_space=observation_space))
+    buffer = model.rollout_buffer
+    batch = next(buffer.get(None))
+    rollouts = [buffer._rollout, *buffer.replayed]
+    assert len(rollouts) == 3
+    real = batch.mask > 0 if algorithm is RECURRENT else torch.ones_like(batch.returns, dtype=torch.bool)
+    assert real.sum() == 3 * 48
+    handed = torch.stack([batch.returns, batch.advantages, batch.old_log_prob], 1)[real]
+    wanted = []
+    for rollout in rollouts:
+        values, log_pi = buffer._evaluate(model.policy, rollout)
+        last, terminal = buffer._continuation(model.policy, rollout)
+        truncated, ends = rollout.recorder.truncated, rollout.ends
+        bootstrap = np.zeros((16, 3))
+        bootstrap[-1], bootstrap[truncated] = last.numpy(), terminal.numpy()
+        log_mu = rollout.rows["log_probs"]
+        results = oracle.loop(
+            log_pi.view(3, 16).double().numpy(), log_mu.view(3, 16).double().numpy(), values.view(3, 16).numpy(),
+            rollout.recorder.rewards.T.astype(float), (ends & ~truncated).T, truncated.T, bootstrap_values=bootstrap.T,
+            gamma=0.97, lam=0.9, weight_advantages=algorithm is A2C_,
+        )  # fmt: skip
+        wanted.append(np.stack([*(x.flatten() for x in results), log_mu.numpy()], 1))
+    wanted = np.concatenate(wanted)
+    in_order = lambda x: x[np.argsort(x[:, 0], kind="stable")]  # noqa: E731
+    np.testing.assert_allclose(in_order(handed.numpy()), in_order(wanted), rtol=0, atol=5e-5)
+    assert buffer.returns.shape == (48, 1)  # what the host logs is the current rollout's
+
+
+def test_the_oldest_goes_and_the_lag_is_logged():
+    model = PPO_.make(envs(limit=4), rollout_buffer_kwargs={"replay": 2}).learn(48 * 5)
+    buffer = model.rollout_buffer
+    # two updates a rollout, seen at the second epoch of the fifth: 1, 3 and 5 behind
+    assert [model._n_updates - r.collected_at for r in (buffer._rollout, *buffer.replayed)] == [2, 4, 6]
+    assert model.logger.name_to_value["vtrace/lag"] == 3
+    assert sum(len(batch.returns) for batch in buffer.get(16)) == 3 * 48
+
+
+def test_rows_of_all_rollouts_lie_in_memory_once():
+    model = replaying()
+    buffer = model.rollout_buffer
+    list(buffer.get(16))
+    pool = buffer._pool["observations"]
+    assert all(r.rows["observations"]._base is pool for r in (buffer._rollout, *buffer.replayed))
+
+
+@pytest.mark.parametrize("algorithm", [PPO_, A2C_], ids=str)
+def test_without_replay_nothing_is_kept(algorithm):
+    model = algorithm.make(envs()).learn(48 * 3)
+    assert not model.rollout_buffer.replayed
+
+
+def test_replay_trains():
+    model = PPO_.make(envs(limit=4), rollout_buffer_kwargs={"replay": 3})
+    before = parameters(model)
+    model.learn(48 * 6)
+    assert torch.isfinite(parameters(model)).all() and not torch.equal(before, parameters(model))
+
+
+class TestVecNormalize:
+    """Older rollouts are seen under today's statistics, the current one as it was collected."""
+
+    @pytest.mark.parametrize("observation_space", [DICT, spaces.Box(-1, 1, (3,))], ids=["Dict", "Box"])
+    def test_older_rollouts_are_normalised_anew(self, observation_space):
+        keys = ["position"] if isinstance(observation_space, spaces.Dict) else None
+        env = VecNormalize(envs(limit=4, observation_space=observation_space), norm_obs_keys=keys)
+        model = replaying(env=env, rollouts=2)
+        buffer = model.rollout_buffer
+        current = buffer.observations["position"] if keys else buffer.observations
+        current = current.copy().swapaxes(0, 1).reshape(48, 3)
+        list(buffer.get(16))
+        (older,) = buffer.replayed
+        raw = older.recorder.raw_observations
+        assert len(raw) == 17
+        rows = lambda rollout: rollout.rows["observations"]["position"] if keys else rollout.rows["observations"]  # noqa: E731
+        np.testing.assert_array_equal(rows(buffer._rollout).numpy(), current)
+        normalised = [env.normalize_obs(x)["position" if keys else ...] for x in raw]
+        np.testing.assert_allclose(
+            rows(older).numpy(), np.stack(normalised[:16]).swapaxes(0, 1).reshape(48, 3), rtol=1e-5
+        )
+        last = older.last_observations["position"] if keys else older.last_observations
+        np.testing.assert_allclose(last, normalised[16], rtol=1e-5)
+        np.testing.assert_allclose(
+            older.rewards, np.stack([env.normalize_reward(x) for x in older.recorder.raw_rewards]), rtol=1e-6
+        )
+        (terminal, *_), (raw_terminal, *_) = older.recorder.terminal, older.recorder.raw_terminal
+        np.testing.assert_allclose(
+            terminal["position"] if keys else terminal,
+            env.normalize_obs(raw_terminal)["position"] if keys else env.normalize_obs(raw_terminal),
+            rtol=1e-5,
+        )
+
+    def test_the_first_observation_of_a_rollout_is_the_last_of_the_one_before(self):
+        model = replaying(env=VecNormalize(envs(limit=4)), rollouts=3)
+        newer, older = model.rollout_buffer.replayed
+        np.testing.assert_array_equal(older.recorder.raw_observations[16], newer.recorder.raw_observations[0])
+
+    def test_under_another_wrapper_it_says_that_it_cannot(self):
+        env = VecFrameStack(VecNormalize(envs(limit=4)), 2)
+        with pytest.warns(UserWarning, match="not the outermost wrapper"):
+            replaying(env=env, rollouts=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay": -1}, "replay: expected a number of rollouts, 0 or more, got -1"),
+        ({"replay": True}, "replay: expected a number of rollouts"),
+        ({"replay": 1.0}, "replay: expected a number of rollouts"),
+        ({"replay": 1, "refresh": "never"}, "replay: expected 0 beside refresh='never'"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options, message):
+    with pytest.raises(VTraceError, match=message):
+        PPO_.make(envs(), rollout_buffer_kwargs=options)
