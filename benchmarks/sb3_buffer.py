@@ -1,6 +1,7 @@
-"""Time our SB3 rollout buffer against stock on the CPU: computing returns, and one pass of minibatches.
+"""Time our SB3 rollout buffer against stock: computing returns, one pass of minibatches, and both as PPO does them.
 
     python benchmarks/sb3_buffer.py --out benchmarks/results/sb3_buffer.json
+    python benchmarks/sb3_buffer.py --device cuda --out benchmarks/results/sb3_buffer_h200.json
 
 Milliseconds, the median of the repeats; the two buffers hold the same data and take turns. On-policy: no refresh runs.
 """
@@ -15,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import date
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -23,55 +23,101 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from tqdm import tqdm
 
 from vtrace_plugins.sb3 import VTraceRolloutBuffer
 
 SHAPES = ((128, 8), (2048, 8), (16, 4096), (128, 4096))
-BATCH = 64
-REPEATS = 9
+BATCH, EPOCHS = 64, 10
+SECONDS = 20.0  # a measurement repeats until then, at least once
 
 
-def filled(cls: type[RolloutBuffer], steps: int, envs: int) -> RolloutBuffer:
-    buffer = cls(steps, spaces.Box(-1, 1, (4,)), spaces.Discrete(2), device="cpu", n_envs=envs, gae_lambda=0.95)
-    rng = np.random.default_rng(0)
-    buffer.rewards[:], buffer.values[:] = rng.normal(size=(2, steps, envs))
-    buffer.log_probs[:] = -1
-    buffer.episode_starts[:] = rng.random((steps, envs)) < 0.02
-    buffer.pos, buffer.full = steps, True
+def filled(cls: type[RolloutBuffer], steps: int, envs: int, device: str) -> RolloutBuffer:
+    buffer = cls(steps, spaces.Box(-1, 1, (4,)), spaces.Discrete(2), device=device, n_envs=envs, gae_lambda=0.95)
+    fill(buffer)
     return buffer
 
 
-def milliseconds(functions: list[Callable[[], object]]) -> list[float]:
-    times: list[list[float]] = [[] for _ in functions]
-    for _ in range(REPEATS):
-        for function, each in zip(functions, times, strict=True):
+def fill(buffer: RolloutBuffer) -> None:
+    buffer.reset()
+    shape = (buffer.buffer_size, buffer.n_envs)
+    rng = np.random.default_rng(0)
+    buffer.rewards[:], buffer.values[:] = rng.normal(size=(2, *shape))
+    buffer.log_probs[:] = -1
+    buffer.episode_starts[:] = rng.random(shape) < 0.02
+    buffer.pos, buffer.full = buffer.buffer_size, True
+
+
+def milliseconds(
+    buffers: list[RolloutBuffer],
+    function: Callable[[RolloutBuffer], object],
+    prepare: Callable[[RolloutBuffer], object],
+) -> list[float]:
+    """Of ``function``, for each buffer; ``prepare`` is not timed."""
+    times: list[list[float]] = [[] for _ in buffers]
+    begin = time.perf_counter()
+    while not times[0] or (len(times[0]) < 9 and time.perf_counter() - begin < SECONDS):
+        for buffer, each in zip(buffers, times, strict=True):
+            prepare(buffer)
+            synchronize()
             start = time.perf_counter()
-            function()
+            function(buffer)
+            synchronize()
             each.append(1e3 * (time.perf_counter() - start))
     return [round(statistics.median(each), 3) for each in times]
 
 
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def one_pass(buffer: RolloutBuffer) -> None:
+    for _ in buffer.get(BATCH):
+        pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
     args = parser.parse_args()
 
     rows = []
-    print(f"{'steps x envs':>14}{'compute: stock':>16}{'ours':>10}{'get(64): stock':>16}{'ours':>10}   milliseconds")
-    for steps, envs in SHAPES:
-        stock, ours = filled(RolloutBuffer, steps, envs), filled(VTraceRolloutBuffer, steps, envs)
-        last, dones = torch.randn(envs), np.zeros(envs, dtype=bool)
-        compute = milliseconds([partial(b.compute_returns_and_advantage, last, dones) for b in (stock, ours)])
-        ours.refresh = "never"  # the pass itself; nothing is bound that could be refreshed
-        get = milliseconds([lambda b=b: [None for _ in b.get(BATCH)] for b in (stock, ours)])
-        rows.append({"steps": steps, "envs": envs, "compute": compute, "get": get})
-        print(f"{f'{steps} x {envs}':>14}{compute[0]:>16}{compute[1]:>10}{get[0]:>16}{get[1]:>10}")
+    print(f"{'steps x envs':>14}{'compute':>20}{f'get({BATCH})':>20}{f'compute, {EPOCHS} get':>24}   ms: stock, ours")
+    for steps, envs in tqdm(SHAPES, disable=None):
+        buffers = [filled(cls, steps, envs, args.device) for cls in (RolloutBuffer, VTraceRolloutBuffer)]
+        buffers[1].refresh = "never"  # nothing is bound that could be refreshed
+        last, dones = torch.randn(envs, device=args.device), np.zeros(envs, dtype=bool)
+
+        def compute(buffer: RolloutBuffer) -> None:
+            buffer.compute_returns_and_advantage(last, dones)  # noqa: B023
+
+        def rollout(buffer: RolloutBuffer) -> None:
+            compute(buffer)  # noqa: B023
+            for _ in range(EPOCHS):
+                one_pass(buffer)
+
+        row = {
+            "steps": steps,
+            "envs": envs,
+            "compute": milliseconds(buffers, compute, fill),
+            "get": milliseconds(buffers, one_pass, lambda buffer: None),
+            "rollout": milliseconds(buffers, rollout, fill),
+        }
+        rows.append(row)
+        cells = [f"{row[name][0]:.3f}, {row[name][1]:.3f}" for name in ("compute", "get", "rollout")]
+        tqdm.write(f"{f'{steps} x {envs}':>14}{cells[0]:>20}{cells[1]:>20}{cells[2]:>24}")
     if args.out:
+        cuda = torch.device(args.device).type == "cuda"
         header = {
-            "what": f"milliseconds [stock, ours], median of {REPEATS}: compute_returns_and_advantage, get({BATCH})",
-            "device": f"CPU, {torch.get_num_threads()} threads",
+            "what": f"milliseconds [stock, ours], median: compute_returns_and_advantage, one pass of get({BATCH}) on a "
+            f"rollout that was read before, and a rollout from compute to the end of {EPOCHS} passes",
+            "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+            "bytes a step": 4 * (4 + 4) + 8,  # observations, four floats and an action
             "date": date.today().isoformat(),
-            "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
+            "commit": args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", "numpy", "stable-baselines3")},
         }

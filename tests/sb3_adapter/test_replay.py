@@ -56,7 +56,7 @@ def test_the_oldest_goes_and_the_lag_is_logged():
     model = PPO_.make(envs(limit=4), rollout_buffer_kwargs={"replay": 2}).learn(48 * 5)
     buffer = model.rollout_buffer
     # two updates a rollout, seen at the second epoch of the fifth: 1, 3 and 5 behind
-    assert [model._n_updates - r.collected_at for r in (buffer._rollout, *buffer.replayed)] == [2, 4, 6]
+    assert [model._n_updates - r.end.updates for r in (buffer._rollout, *buffer.replayed)] == [2, 4, 6]
     assert model.logger.name_to_value["vtrace/lag"] == 3
     assert sum(len(batch.returns) for batch in buffer.get(16)) == 3 * 48
 
@@ -103,7 +103,7 @@ class TestVecNormalize:
         np.testing.assert_allclose(
             rows(older).numpy(), np.stack(normalised[:16]).swapaxes(0, 1).reshape(48, 3), rtol=1e-5
         )
-        last = older.last_observations["position"] if keys else older.last_observations
+        last = older.end.observations["position"] if keys else older.end.observations
         np.testing.assert_allclose(last, normalised[16], rtol=1e-5)
         np.testing.assert_allclose(
             older.rewards, np.stack([env.normalize_reward(x) for x in older.recorder.raw_rewards]), rtol=1e-6

@@ -24,7 +24,7 @@ from vtrace_plugins.sb3.minibatches import minibatches
 from vtrace_plugins.sb3.observations import each, join
 from vtrace_plugins.sb3.on_policy import gae
 from vtrace_plugins.sb3.recorder import Recorder
-from vtrace_plugins.sb3.rollout import Rollout
+from vtrace_plugins.sb3.rollout import End, Rollout, pooled
 
 _Host: Any = RolloutBuffer if TYPE_CHECKING else object  # the mixin stands over one of several
 
@@ -107,11 +107,11 @@ class VTraceMixin(_Host):
     # --- collection ---
 
     def reset(self) -> None:
-        if self._rollout is not None:
+        if self._rollout is not None and self._rollout.end.observations is not None:
             self.replayed.appendleft(self._rollout)
         self._rollout = None
         self._pool: dict[str, Any] = {}
-        self._end: dict[str, Any] = {}
+        self._end: End | None = None
         super().reset()
         self.recorder = Recorder(self.buffer_size, self.n_envs)
         self._added_rewards = self.rewards.copy()
@@ -131,56 +131,47 @@ class VTraceMixin(_Host):
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
         """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1."""
+        end = End(last_values.detach().cpu().numpy().flatten(), np.array(dones, dtype=bool))
         algorithm = self._bound
-        self._end = {"last_values": last_values.detach().cpu().numpy().flatten(), "dones": np.array(dones)}
         if algorithm is not None:
-            self._end |= {
-                "observations": each(np.array, algorithm._last_obs),
-                "states": getattr(algorithm, "_last_lstm_states", None),
-                "updates": algorithm._n_updates,
-                "policy": fingerprint(algorithm.policy),
-            }
-        self._compute()
+            end = end._replace(
+                observations=each(np.array, algorithm._last_obs),
+                states=getattr(algorithm, "_last_lstm_states", None),
+                updates=algorithm._n_updates,
+                policy=fingerprint(algorithm.policy),
+            )
+        self._end = end
+        self._compute(end)
 
-    def _compute(self) -> None:
-        last_values, dones = self._end["last_values"], self._end["dones"]
+    def _compute(self, end: End) -> None:
         if min(bar for bar in self.clips.values() if bar is not None) >= 1:
             advantages = gae(
-                self.rewards, self.values, self.episode_starts, last_values, dones, self.gamma, self.gae_lambda
+                self.rewards, self.values, self.episode_starts, end.values, end.dones, self.gamma, self.gae_lambda
             )
             if np.isfinite(advantages.sum()):
                 self.advantages, self.returns = advantages, advantages + self.values
                 return
-        log_probs, values = torch.from_numpy(self.log_probs), torch.from_numpy(self.values)
         # The host's own rule: what ended has terminated, and a time limit's bootstrap is in the reward already.
-        results = self._vtrace(
-            log_probs,
-            log_probs,
-            values,
-            torch.from_numpy(self.rewards),
-            terminated=torch.from_numpy(self._ends()),
-            last_value=torch.from_numpy(last_values),
-            time_dim=0,
+        log_probs, values, rewards = map(torch.from_numpy, (self.log_probs, self.values, self.rewards))
+        ends = torch.from_numpy(self._ends(end))
+        last_value = torch.from_numpy(end.values)
+        results = vtrace(
+            log_probs, log_probs, values, rewards, ends, last_value=last_value, time_dim=0, **self._options()
         )
         self.returns, self.advantages = (x.numpy() for x in results)
 
-    def _ends(self) -> np.ndarray:
+    def _ends(self, end: End) -> np.ndarray:
         """Where an episode ended, ``[T, N]``."""
-        return np.concatenate([self.episode_starts[1:] != 0, self._end["dones"].astype(bool)[None]])
+        return np.concatenate([self.episode_starts[1:] != 0, end.dones[None]])
 
-    def _vtrace(self, log_pi: Tensor, log_mu: Tensor, values: Tensor, rewards: Tensor, **boundaries: Any) -> Any:
-        return vtrace(
-            log_pi,
-            log_mu,
-            values,
-            rewards,
-            **boundaries,
+    def _options(self) -> dict[str, Any]:
+        return {
             **self.clips,
-            gamma=self.gamma,
-            lam=self.gae_lambda,
-            weight_advantages=self.weight_advantages,
-            backend=self.backend,
-        )
+            "gamma": self.gamma,
+            "lam": self.gae_lambda,
+            "weight_advantages": self.weight_advantages,
+            "backend": self.backend,
+        }
 
     # --- training ---
 
@@ -204,25 +195,29 @@ class VTraceMixin(_Host):
             current = self._rollout = self._collected()
         algorithm = self._bound
         rollouts = [current]
-        if self.refresh == "pass" and self._end:
-            if algorithm is None or current.last_observations is None:
+        if self.refresh == "pass" and self._end is not None:
+            if algorithm is None or current.end.observations is None:
                 self._warn_once(
                     "no algorithm is bound to this buffer, so every importance ratio stays 1: use VTraceCallback"
                 )
             else:
                 rollouts += self.replayed
                 if new:
-                    self._normalise(self.replayed)
+                    self._normalise()
                 self._correct_all(algorithm, rollouts)
         if new:
-            self._pool_rows(rollouts)
+            self._pool = pooled(rollouts)
         return rollouts
 
     def _collected(self) -> Rollout:
         """The rollout that the host's arrays hold, flattened as the host flattens them, on the device."""
-        if self._end and not np.array_equal(self.rewards, self._added_rewards):
-            self._compute()  # a callback edited rewards after the host had computed
-        ends = self._ends() if self._end else np.zeros((self.buffer_size, self.n_envs), dtype=bool)
+        end = self._end
+        if end is not None and not np.array_equal(self.rewards, self._added_rewards):
+            self._compute(end)  # a callback edited rewards after the host had computed
+        end = end or End(np.zeros(self.n_envs, dtype=np.float32), np.zeros(self.n_envs, dtype=bool))
+        edits = self.rewards - self._added_rewards
+        rewards = self.recorder.rewards + edits if self.recorder.complete else self.rewards
+        ends = self._ends(end)
         self._flatten()
         names = ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
         rows = {name: each(lambda x: torch.as_tensor(x, device=self.device), getattr(self, name)) for name in names}
@@ -231,36 +226,13 @@ class VTraceMixin(_Host):
         for name in ("values", "log_probs", "advantages", "returns"):
             rows[name] = rows[name].flatten()
         results = {name: rows.pop(name) for name in ("advantages", "returns")}
-        edits = self.rewards - self._added_rewards  # a callback's
-        return Rollout(
-            shape=(self.n_envs, self.buffer_size),
-            rows=rows,
-            rewards=self.recorder.rewards + edits if self.recorder.complete else self.rewards,
-            ends=ends,
-            recorder=self.recorder,
-            last_observations=self._end.get("observations"),
-            last_dones=self._end.get("dones"),
-            last_states=self._end.get("states"),
-            collected_at=self._end.get("updates", 0),
-            evaluated=self._end.get("policy"),
-            results=results,
-        )
+        return Rollout((self.n_envs, self.buffer_size), rows, rewards, ends, self.recorder, end, end.policy, results)
 
     def _flatten(self) -> None:
         """``[T, N, ...]`` to ``[N * T, ...]``, as the host does at its first ``get``."""
         for name in ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras):
             setattr(self, name, each(self.swap_and_flatten, getattr(self, name)))
         self.generator_ready = True
-
-    def _pool_rows(self, rollouts: list[Rollout]) -> None:
-        """All rollouts' rows under one another; each keeps a view of its own, so that they lie in memory once."""
-        self._pool = dict(rollouts[0].rows)
-        if len(rollouts) > 1:
-            self._pool = {name: join(torch.cat, [r.rows[name] for r in rollouts]) for name in rollouts[0].rows}
-            for i, rollout in enumerate(rollouts):
-                size = math.prod(rollout.shape)
-                own = slice(i * size, (i + 1) * size)
-                rollout.rows = {name: each(lambda x: x[own], rows) for name, rows in self._pool.items()}  # noqa: B023
 
     # --- correction ---
 
@@ -282,26 +254,10 @@ class VTraceMixin(_Host):
 
     def _correct(self, policy: Any, rollout: Rollout) -> None:
         """V-trace of one rollout under the policy as it is now."""
-        device, recorder = self.device, rollout.recorder
-        values, log_pi = self._evaluate(policy, rollout)
-        last_value, terminal_values = self._continuation(policy, rollout)
-        ends = torch.as_tensor(rollout.ends.T, device=device)
-        if recorder.complete:
-            truncated = torch.as_tensor(recorder.truncated.T, device=device)
-            bootstrap_values = torch.zeros(rollout.shape, device=device)
-            bootstrap_values[:, -1] = last_value
-            if terminal_values is not None:
-                bootstrap_values.T[truncated.T] = terminal_values
-            boundaries = {"terminated": ends & ~truncated, "truncated": truncated, "bootstrap_values": bootstrap_values}
-        else:
+        if not rollout.recorder.complete:
             self._warn_once("time-limit bootstraps inside the rewards are those of collection: use VTraceCallback")
-            boundaries = {"terminated": ends, "last_value": last_value}
-        log_mu = rollout.rows["log_probs"]
-        rewards = torch.as_tensor(rollout.rewards.T, device=device)
-        log_pi_, log_mu_, values_ = (x.view(rollout.shape) for x in (log_pi, log_mu, values))
-        results = self._vtrace(log_pi_, log_mu_, values_, rewards, **boundaries)
-        rollout.log_ratio = log_pi - log_mu
-        rollout.results = dict(zip(("returns", "advantages"), (x.flatten() for x in results), strict=True))
+        values, log_pi = self._evaluate(policy, rollout)
+        rollout.correct(values, log_pi, *self._continuation(policy, rollout), self._options())
 
     def _evaluate(self, policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """(V, log pi) of the rollout's rows."""
@@ -309,7 +265,7 @@ class VTraceMixin(_Host):
 
     def _continuation(self, policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         """V(s_T) ``[N]``, and V of the terminal observations where there are some."""
-        last_value = values_of(policy, rollout.last_observations, self.device)
+        last_value = values_of(policy, rollout.end.observations, self.device)
         terminal = rollout.recorder.terminal
         return last_value, values_of(policy, join(np.stack, terminal), self.device) if terminal else None
 
@@ -326,12 +282,11 @@ class VTraceMixin(_Host):
             return None
         return normaliser
 
-    def _normalise(self, rollouts: deque[Rollout]) -> None:
+    def _normalise(self) -> None:
         normaliser = self._normaliser()
-        for rollout in rollouts:
+        for rollout in self.replayed:
             if normaliser is not None and rollout.recorder.has_raw:
                 rollout.normalise(normaliser)
-                rollout.evaluated = None
 
     def _log(self, algorithm: Any, rollouts: list[Rollout]) -> None:
         logger = getattr(algorithm, "_logger", None)
@@ -344,7 +299,7 @@ class VTraceMixin(_Host):
         logger.record("vtrace/rho_clipped", (ratio > self.clips["rho_bar"]).float().mean().item())
         logger.record("vtrace/c_clipped", (ratio > self.clips["c_bar"]).float().mean().item())
         logger.record("vtrace/ess", (ratio.sum().square() / ratio.square().sum() / ratio.numel()).item())
-        logger.record("vtrace/lag", float(np.mean([algorithm._n_updates - r.collected_at for r in rollouts])))
+        logger.record("vtrace/lag", float(np.mean([algorithm._n_updates - r.end.updates for r in rollouts])))
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

@@ -49,7 +49,7 @@ def continuation(policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
     """V(s_T) ``[N]``, and V of the terminal observations, from the states that collection left behind."""
     steps, rows = rollout.shape[1], rollout.rows
     device = rows["values"].device
-    last = tuple(x.to(device) for x in rollout.last_states.vf)
+    last = tuple(x.to(device) for x in rollout.end.states.vf)
 
     def values(observations: Any, states: tuple[Tensor, ...], starts: Any) -> Tensor:
         def chunk(some: slice) -> tuple[Tensor, ...]:
@@ -60,8 +60,8 @@ def continuation(policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
         with evaluating(policy):
             return in_chunks(chunk, len(starts), rows_at_once(observations), device)[0]
 
-    starts = torch.as_tensor(rollout.last_dones, dtype=torch.float32)
-    last_values = values(rollout.last_observations, last, starts)
+    starts = torch.as_tensor(rollout.end.dones, dtype=torch.float32)
+    last_values = values(rollout.end.observations, last, starts)
     if not rollout.recorder.terminal:
         return last_values, None
     t, env = np.nonzero(rollout.recorder.truncated)

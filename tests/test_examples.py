@@ -1,0 +1,28 @@
+"""The examples run, on a budget; what they reach with the whole one is in their docstrings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["torchrl_impala.py", "--frames", "2000"], ""),
+        (["sb3_ppo.py", "--steps", "2048"], "vtrace/ess"),
+        (["sb3_contrib.py", "--steps", "256"], "recurrent: mean return"),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_example(command, says):
+    for module in ("torchrl", "sb3_contrib"):
+        pytest.importorskip(module)
+    result = subprocess.run(
+        [sys.executable, EXAMPLES / command[0], *command[1:]], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert says in result.stdout
