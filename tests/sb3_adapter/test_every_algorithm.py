@@ -8,10 +8,11 @@ import oracle
 import pytest
 import torch
 from gymnasium import spaces
-from worlds import ALGORITHMS, MASKABLE, RECURRENT, TRPO_, collect, envs, move, parameters
+from stable_baselines3.common.buffers import RolloutBuffer
+from worlds import A2C_, ALGORITHMS, MASKABLE, PPO_, RECURRENT, TRPO_, collect, envs, move, parameters
 
 from vtrace_plugins import VTraceError
-from vtrace_plugins.sb3 import VTraceCallback
+from vtrace_plugins.sb3 import VTraceCallback, VTraceRolloutBuffer
 from vtrace_plugins.sb3.observations import each
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
@@ -172,16 +173,46 @@ def test_the_callback_says_what_recurrent_ppo_needs():
         RECURRENT.make(envs(), RECURRENT.stock).learn(48, callback=VTraceCallback())
 
 
-def test_trpo_sees_its_new_policy():
-    """Its line search gives parameters new ``data``, which bumps no version."""
-    model = TRPO_.make(envs())
+@pytest.mark.parametrize("how", ["new data", "data in place", "fused Adam"])
+def test_a_move_that_counts_no_version_up_is_seen(how):
+    """TRPO's line search gives parameters new ``data``; fused optimisers and averages of weights write to it."""
+    model = TRPO_.make(envs(), policy_kwargs={"optimizer_kwargs": {"fused": True}})
     buffer = collect(model)
     parameter = next(model.policy.parameters())
-    version = parameter._version
-    parameter.data = parameter.data + 0.1
-    assert parameter._version == version
+    if how == "new data":
+        parameter.data = parameter.data + 0.1
+    elif how == "data in place":
+        parameter.data.add_(0.1)
+    else:
+        parameter.grad = torch.ones_like(parameter)
+        model.policy.optimizer.step()
+    assert buffer._rollout is None
     list(buffer.get(16))
     assert buffer._rollout.log_ratio is not None
+
+
+@every
+def test_a_stock_model_loads_into_ours(algorithm, tmp_path):
+    algorithm.make(envs(), algorithm.stock).learn(48).save(tmp_path / "stock")
+    model = algorithm.ours.load(tmp_path / "stock", env=envs(), device="cpu")
+    assert type(model.rollout_buffer) is type(algorithm.make(envs()).rollout_buffer)
+    model.learn(48)
+
+
+def test_another_buffer_class_is_refused():
+    class Mine(RolloutBuffer):
+        pass
+
+    with pytest.raises(
+        VTraceError, match="rollout_buffer_class: expected a V-trace buffer such as VTraceRolloutBuffer, got Mine"
+    ):
+        PPO_.make(envs(), rollout_buffer_class=Mine)
+
+
+def test_stock_a2c_is_told_what_replay_needs():
+    options = {"rollout_buffer_class": VTraceRolloutBuffer, "rollout_buffer_kwargs": {"replay": 1}}
+    with pytest.warns(UserWarning, match="weight_advantages=True"):
+        A2C_.make(envs(), A2C_.stock, **options).learn(48, callback=VTraceCallback())
 
 
 @pytest.mark.parametrize("algorithm", [MASKABLE, RECURRENT], ids=str)

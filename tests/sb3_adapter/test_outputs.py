@@ -18,6 +18,7 @@ ACTIONS = [
 OBSERVATIONS = {
     "Box": BOX,
     "Box64": spaces.Box(-1, 1, (3,), dtype=np.float64),
+    "uint16": spaces.Box(0, 5, (3,), dtype=np.uint16),
     "Discrete": spaces.Discrete(5),
     "MultiDiscrete": spaces.MultiDiscrete([4, 3]),
     "MultiBinary": spaces.MultiBinary(4),

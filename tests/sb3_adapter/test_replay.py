@@ -1,5 +1,7 @@
 """replay=K: the last K rollouts are handed out too, each corrected under the current policy."""
 
+import pickle
+
 import numpy as np
 import oracle
 import pytest
@@ -69,6 +71,21 @@ def test_rows_of_all_rollouts_lie_in_memory_once():
     assert all(r.rows["observations"]._base is pool for r in (buffer._rollout, *buffer.replayed))
 
 
+def test_a_pickled_buffer_hands_out_its_own_rollout():
+    buffer = pickle.loads(pickle.dumps(replaying().rollout_buffer))
+    with pytest.warns(UserWarning, match="no algorithm is bound"):
+        assert sum(len(batch.returns) for batch in buffer.get(16)) == 48
+
+
+def test_an_interrupted_pass_can_be_made_again(monkeypatch):
+    model = replaying()
+    with monkeypatch.context() as m:
+        m.setattr(model.policy, "evaluate_actions", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            list(model.rollout_buffer.get(16))
+    assert sum(len(batch.returns) for batch in model.rollout_buffer.get(16)) == 3 * 48
+
+
 @pytest.mark.parametrize("algorithm", [PPO_, A2C_], ids=str)
 def test_without_replay_nothing_is_kept(algorithm):
     model = algorithm.make(envs()).learn(48 * 3)
@@ -119,6 +136,18 @@ class TestVecNormalize:
         model = replaying(env=VecNormalize(envs(limit=4)), rollouts=3)
         newer, older = model.rollout_buffer.replayed
         np.testing.assert_array_equal(older.recorder.raw_observations[16], newer.recorder.raw_observations[0])
+
+    def test_after_a_rollout_that_was_broken_off(self):
+        """SB3 then goes on from an observation that is no longer the environment's last one."""
+        env = VecNormalize(envs())
+        model = PPO_.make(env, rollout_buffer_kwargs={"replay": 1})
+        model.learn(48, callback=lambda *_: model.num_timesteps < 24)
+        env.training = False
+        model.learn(48, reset_num_timesteps=False)
+        rollout = model.rollout_buffer._rollout
+        before = rollout.rows["observations"].clone()
+        rollout.normalise(env)
+        torch.testing.assert_close(rollout.rows["observations"], before, rtol=1e-4, atol=1e-4)
 
     def test_under_another_wrapper_it_says_that_it_cannot(self):
         env = VecFrameStack(VecNormalize(envs(limit=4)), 2)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 from stable_baselines3.common.callbacks import BaseCallback
-from worlds import A2C_, PPO_, collect, envs, move
+from stable_baselines3.common.vec_env import VecNormalize
+from worlds import A2C_, ALGORITHMS, PPO_, collect, envs, move
 
-from vtrace_plugins.sb3 import VTraceRolloutBuffer
+from vtrace_plugins.sb3 import VTraceCallback, VTraceRolloutBuffer
 
 
 def buffer_of(rewards, values, episode_starts, last_value, done, **kwargs):
@@ -62,18 +63,29 @@ def test_864_values_at_a_later_pass_are_those_of_the_current_value_function():
     assert buffer.returns.mean() > 25  # V(s_T) and V(terminal) moved along
 
 
-class Doubled(BaseCallback):
-    """Edits rewards where SB3 no longer reads them."""
+class Edits(BaseCallback):
+    """Adds 5 to every reward, where a callback may: in place at each step, or in the buffer at the rollout's end."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where = where
 
     def _on_step(self):
+        if self.where == "step":
+            self.locals["rewards"] += 5
+        if self.where == "infos":
+            for info in self.locals["infos"]:
+                info["TimeLimit.truncated"] = False
         return True
 
     def _on_rollout_end(self):
-        self.model.rollout_buffer.rewards *= 2
+        if self.where == "end":
+            self.model.rollout_buffer.rewards += 5
 
 
 class TestEdits2000:
-    """Rewards edited in place count, in the first pass and in refreshed ones; SB3 ignores them."""
+    """Rewards edited by a callback count, in the first pass, in refreshed ones and in replayed rollouts. SB3 ignores
+    those made in ``_on_rollout_end``."""
 
     def test_in_the_first_pass(self):
         model = PPO_.make(envs(limit=4))
@@ -86,20 +98,26 @@ class TestEdits2000:
         terminal = np.flatnonzero(plain.recorder.truncated.T.flatten() | plain._rollout.ends.T.flatten())
         np.testing.assert_allclose(buffer.returns[terminal], plain.returns[terminal] + 1.0, rtol=1e-5)
 
-    def test_in_a_refresh(self):
-        model = PPO_.make(envs(limit=4))
-        buffer = collect(model)
-        raw = buffer.recorder.rewards.copy()
-        buffer.rewards *= 2
-        added = buffer.rewards / 2
-        move(model)
-        list(buffer.get(16))
-        np.testing.assert_allclose(buffer._rollout.rewards, raw + added, rtol=1e-5)
+    @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+    @pytest.mark.parametrize("where", ["step", "end"])
+    @pytest.mark.parametrize("normalised", [False, True], ids=["raw", "VecNormalize"])
+    def test_in_refreshed_and_replayed_rollouts(self, algorithm, where, normalised):
+        env = envs(limit=4, reward=lambda t: 1.0)
+        env = VecNormalize(env, norm_reward=False) if normalised else env
+        model = algorithm.make(env, rollout_buffer_kwargs={"replay": 1}).learn(96, callback=Edits(where))
+        list(model.rollout_buffer.get(16))
+        for rollout in (model.rollout_buffer._rollout, *model.rollout_buffer.replayed):
+            np.testing.assert_allclose(rollout.rewards, 6.0, rtol=1e-5)
 
-    def test_by_a_callback(self):
-        model = PPO_.make(envs(limit=4)).learn(48, callback=Doubled())
-        buffer = model.rollout_buffer
-        assert (np.abs(buffer._rollout.rewards - buffer.recorder.rewards) > 0.5).all()
+    @pytest.mark.parametrize("order", [1, -1], ids=["before ours", "after ours"])
+    def test_in_either_order_of_callbacks(self, order):
+        model = PPO_.make(envs(reward=lambda t: 1.0), PPO_.stock, rollout_buffer_class=VTraceRolloutBuffer)
+        model.learn(48, callback=[Edits("step"), VTraceCallback()][::order])
+        np.testing.assert_allclose(model.rollout_buffer._rollout.rewards, 6.0)
+
+    def test_a_time_limit_that_a_callback_denies(self):
+        model = PPO_.make(envs(limit=4)).learn(48, callback=Edits("infos"))
+        assert not model.rollout_buffer.recorder.truncated.any()
 
 
 def test_advantages_edited_in_place_count_until_a_refresh():

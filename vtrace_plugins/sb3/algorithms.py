@@ -9,7 +9,8 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from vtrace_plugins.sb3.buffers import VTraceDictRolloutBuffer, VTraceRolloutBuffer
+from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.sb3.buffers import VTraceDictRolloutBuffer, VTraceMixin, VTraceRolloutBuffer
 from vtrace_plugins.sb3.callback import VTraceCallback
 
 _Host: Any = OnPolicyAlgorithm if TYPE_CHECKING else object  # the mixin stands over one of several
@@ -24,8 +25,11 @@ class VTraceAlgorithmMixin(_Host):
     rollout_buffer_kwargs: dict[str, Any]
 
     def _setup_model(self) -> None:
-        if self.rollout_buffer_class is None:
-            self.rollout_buffer_class = self.buffer_classes[isinstance(self.observation_space, spaces.Dict)]
+        ours, given = self.buffer_classes[isinstance(self.observation_space, spaces.Dict)], self.rollout_buffer_class
+        if given is None or given in ours.__mro__:  # a stock model that is loaded brings the host's own class
+            self.rollout_buffer_class = ours
+        elif not issubclass(given, VTraceMixin):
+            raise VTraceError("rollout_buffer_class", f"a V-trace buffer such as {ours.__name__}", given.__name__)
         self.rollout_buffer_kwargs = {"weight_advantages": self.weight_advantages, **self.rollout_buffer_kwargs}
         self._build()
         self.rollout_buffer.bind(self)
@@ -38,7 +42,8 @@ class VTraceAlgorithmMixin(_Host):
             callback = []
         elif not isinstance(callback, list):
             callback = [callback if isinstance(callback, BaseCallback) else ConvertCallback(callback)]
-        result: BaseCallback = super()._init_callback([VTraceCallback(), *callback], progress_bar)
+        # Last: what the others do to the step's rewards is to be seen.
+        result: BaseCallback = super()._init_callback([*callback, VTraceCallback()], progress_bar)
         return result
 
 

@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Generator
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
 from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number
-from vtrace_plugins.sb3.evaluate import evaluate, fingerprint, values_of
+from vtrace_plugins.sb3.evaluate import evaluate, is_unmoved, snapshot, values_of
 from vtrace_plugins.sb3.minibatches import minibatches
 from vtrace_plugins.sb3.observations import each, join
 from vtrace_plugins.sb3.on_policy import gae
@@ -78,16 +79,17 @@ class VTraceMixin(_Host):
         check_backend(backend)
         if refresh not in ("pass", "never"):
             raise VTraceError("refresh", "'pass' or 'never'", repr(refresh))
-        if isinstance(replay, bool) or not isinstance(replay, int) or replay < 0:
+        if isinstance(replay, bool) or not isinstance(replay, Integral) or replay < 0:
             raise VTraceError("replay", "a number of rollouts, 0 or more", repr(replay))
         if replay and refresh == "never":
             raise VTraceError("replay", "0 beside refresh='never', which would not correct older rollouts", str(replay))
         self.clips: dict[str, Any] = {"rho_bar": rho_bar, "c_bar": c_bar, "pg_rho_bar": pg_rho_bar}
-        self.weight_advantages = weight_advantages
-        self.refresh = refresh
-        self.backend = backend
-        self.replayed: deque[Rollout] = deque(maxlen=replay)  # the latest first
+        self.weight_advantages: bool = weight_advantages
+        self.refresh: str = refresh
+        self.backend: str = backend
+        self.replayed: deque[Rollout] = deque(maxlen=int(replay))  # the latest first
         self._rollout: Rollout | None = None
+        self._seen: list[Tensor] = []  # the policy, when it was last looked at
         self._algorithm: weakref.ref[Any] | None = None
         self._warned: set[str] = set()
         super().__init__(*args, **kwargs)
@@ -111,6 +113,7 @@ class VTraceMixin(_Host):
             self.replayed.appendleft(self._rollout)
         self._rollout = None
         self._pool: dict[str, Any] = {}
+        self._pooled: list[Rollout] = []
         self._end: End | None = None
         super().reset()
         self.recorder = Recorder(self.buffer_size, self.n_envs)
@@ -118,16 +121,19 @@ class VTraceMixin(_Host):
 
     def start(self) -> None:
         """Before the first step of a rollout, after :meth:`reset`."""
-        self.recorder.start(self._normaliser())
+        algorithm = self._bound
+        if algorithm is not None:
+            self.recorder.start(self._normaliser(), algorithm._last_obs)
 
     def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
         """Keep raw rewards and terminal observations apart, before the host folds a value into the reward."""
-        self.recorder.record(self.pos, rewards, dones, infos, self._normaliser())
+        self.recorder.record(rewards, dones, infos)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         step = self.pos
         super().add(*args, **kwargs)
         self._added_rewards[step] = self.rewards[step]
+        self.recorder.added(step, self.rewards[step], self._normaliser())
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
         """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1."""
@@ -138,8 +144,9 @@ class VTraceMixin(_Host):
                 observations=each(np.array, algorithm._last_obs),
                 states=getattr(algorithm, "_last_lstm_states", None),
                 updates=algorithm._n_updates,
-                policy=fingerprint(algorithm.policy),
             )
+            if self.refresh == "pass":
+                self._look(algorithm.policy)
         self._end = end
         self._compute(end)
 
@@ -160,6 +167,12 @@ class VTraceMixin(_Host):
         )
         self.returns, self.advantages = (x.numpy() for x in results)
 
+    def _look(self, policy: Any) -> list[Tensor]:
+        """The policy's snapshot; the same list for as long as it does not move."""
+        if not self._seen or not is_unmoved(policy, self._seen):
+            self._seen = snapshot(policy)
+        return self._seen
+
     def _ends(self, end: End) -> np.ndarray:
         """Where an episode ended, ``[T, N]``."""
         return np.concatenate([self.episode_starts[1:] != 0, end.dones[None]])
@@ -179,6 +192,8 @@ class VTraceMixin(_Host):
         """The host's minibatches, over the replayed rollouts too, after a refresh where the policy has moved."""
         assert self.full, "the rollout buffer is not full"
         rollouts = self._refreshed()
+        if self._pooled != rollouts:
+            self._pool, self._pooled = pooled(rollouts), rollouts
         self._pool |= {name: torch.cat([r.results[name] for r in rollouts]) for name in ("advantages", "returns")}
         yield from self._minibatches(rollouts, batch_size)
 
@@ -205,8 +220,6 @@ class VTraceMixin(_Host):
                 if new:
                     self._normalise()
                 self._correct_all(algorithm, rollouts)
-        if new:
-            self._pool = pooled(rollouts)
         return rollouts
 
     def _collected(self) -> Rollout:
@@ -226,7 +239,7 @@ class VTraceMixin(_Host):
         for name in ("values", "log_probs", "advantages", "returns"):
             rows[name] = rows[name].flatten()
         results = {name: rows.pop(name) for name in ("advantages", "returns")}
-        return Rollout((self.n_envs, self.buffer_size), rows, rewards, ends, self.recorder, end, end.policy, results)
+        return Rollout((self.n_envs, self.buffer_size), rows, rewards, ends, self.recorder, end, self._seen, results)
 
     def _flatten(self) -> None:
         """``[T, N, ...]`` to ``[N * T, ...]``, as the host does at its first ``get``."""
@@ -237,11 +250,11 @@ class VTraceMixin(_Host):
     # --- correction ---
 
     def _correct_all(self, algorithm: Any, rollouts: list[Rollout]) -> None:
-        mark = fingerprint(algorithm.policy)
-        stale = [rollout for rollout in rollouts if rollout.evaluated != mark]
+        policy = self._look(algorithm.policy)
+        stale = [rollout for rollout in rollouts if rollout.evaluated is not policy]
         for rollout in stale:
             self._correct(algorithm.policy, rollout)
-            rollout.evaluated = mark
+            rollout.evaluated = policy
         if not stale:
             return
         current = rollouts[0]
@@ -296,8 +309,9 @@ class VTraceMixin(_Host):
             [torch.zeros_like(r.rows["log_probs"]) if r.log_ratio is None else r.log_ratio for r in rollouts]
         ).exp()
         logger.record("vtrace/ratio_mean", ratio.mean().item())
-        logger.record("vtrace/rho_clipped", (ratio > self.clips["rho_bar"]).float().mean().item())
-        logger.record("vtrace/c_clipped", (ratio > self.clips["c_bar"]).float().mean().item())
+        for name in ("rho", "c"):  # beyond what rounding makes of a ratio of 1
+            clipped = ratio > self.clips[f"{name}_bar"] * (1 + 1e-5)
+            logger.record(f"vtrace/{name}_clipped", clipped.float().mean().item())
         logger.record("vtrace/ess", (ratio.sum().square() / ratio.square().sum() / ratio.numel()).item())
         logger.record("vtrace/lag", float(np.mean([algorithm._n_updates - r.end.updates for r in rollouts])))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback
 
 from vtrace_plugins._core.checks import VTraceError
@@ -27,6 +30,12 @@ class VTraceCallback(BaseCallback):
                 type(buffer).__name__,
             )
         buffer.bind(self.model)
+        if isinstance(self.model, A2C) and not buffer.weight_advantages and buffer.replayed.maxlen:
+            warnings.warn(
+                "A2C's loss does not multiply by pi / mu, so replayed rollouts need weight_advantages=True in "
+                "rollout_buffer_kwargs (or VTraceA2C, which sets it)",
+                stacklevel=2,
+            )
 
     def _on_rollout_start(self) -> None:
         self.model.rollout_buffer.start()  # type: ignore[attr-defined]

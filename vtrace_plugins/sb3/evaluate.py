@@ -19,9 +19,17 @@ _ELEMENTS_AT_ONCE = 2**24  # of observations on their way through the networks
 _ROWS_AT_ONCE = 2**16
 
 
-def fingerprint(policy: torch.nn.Module) -> tuple[tuple[int, int, int], ...]:
-    """Changes whenever a parameter or buffer of the policy is replaced, written to, or given other ``data`` (TRPO)."""
-    return tuple((id(t), t.data_ptr(), t._version) for t in (*policy.parameters(), *policy.buffers()))
+def snapshot(policy: torch.nn.Module) -> list[Tensor]:
+    """A copy of all that the policy's outputs depend on."""
+    return [t.detach().clone() for t in (*policy.parameters(), *policy.buffers())]
+
+
+def is_unmoved(policy: torch.nn.Module, since: list[Tensor]) -> bool:
+    """Whether the policy is as it was. By content: fused optimisers, and writes to ``data``, count no version up."""
+    now = [*policy.parameters(), *policy.buffers()]
+    return len(now) == len(since) and all(
+        x.shape == y.shape and x.device == y.device and torch.equal(x, y) for x, y in zip(now, since, strict=True)
+    )
 
 
 @contextmanager

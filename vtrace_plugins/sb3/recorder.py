@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecNormalize
 
 from vtrace_plugins.sb3.observations import each
+
+
+class _Step(NamedTuple):
+    """What a callback sees of a step, before the host folds values into the rewards (an array that it edits)."""
+
+    rewards: np.ndarray
+    dones: np.ndarray
+    infos: list[dict[str, Any]]
 
 
 class Recorder:
@@ -23,8 +31,10 @@ class Recorder:
         self.terminal: list[Any] = []
         self.raw_observations: list[Any] = []  # of s_0 to s_T
         self.raw_rewards: list[np.ndarray] = []
+        self.normalised_rewards: list[np.ndarray] = []  # what the normaliser made of them at the time
         self.raw_terminal: list[Any] = []
         self._recorded = np.zeros(steps, dtype=bool)
+        self._pending: _Step | None = None
 
     @property
     def complete(self) -> bool:
@@ -35,24 +45,26 @@ class Recorder:
     def has_raw(self) -> bool:
         return self.complete and len(self.raw_observations) == len(self._recorded) + 1
 
-    def start(self, normaliser: VecNormalize | None) -> None:
-        """Before the rollout's first step."""
-        if normaliser is not None and not self.raw_observations:
-            self.raw_observations.append(each(np.copy, normaliser.get_original_obs()))
-
-    def record(
-        self,
-        step: int,
-        rewards: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-        normaliser: VecNormalize | None = None,
-    ) -> None:
-        """The step's rewards (copied: the host edits them in place afterwards), and what its infos say of the ends."""
-        if self._recorded[step]:  # by a second callback
+    def start(self, normaliser: VecNormalize | None, observations: Any) -> None:
+        """Before the rollout's first step, from ``observations``."""
+        if normaliser is None or self.raw_observations:
             return
-        self.rewards[step] = rewards
-        for i, (done, info) in enumerate(zip(dones, infos, strict=True)):
+        raw = normaliser.get_original_obs()
+        same = each(np.array_equal, each(np.float32, normaliser.normalize_obs(raw)), each(np.float32, observations))
+        if not (all(same.values()) if isinstance(same, dict) else same):  # the rollout before was broken off
+            raw = normaliser.unnormalize_obs(observations)
+        self.raw_observations.append(each(np.copy, raw))
+
+    def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """From a callback, before the host folds V(terminal observation) into rewards."""
+        self._pending = _Step(np.array(rewards, dtype=np.float32), dones, infos)
+
+    def added(self, step: int, rewards: np.ndarray, normaliser: VecNormalize | None) -> None:
+        """The step as the host stores it: after all callbacks, whose edits thus count in whatever order they came."""
+        if self._pending is None:
+            return
+        seen, self._pending = self._pending, None
+        for i, (done, info) in enumerate(zip(seen.dones, seen.infos, strict=True)):
             observation = info.get("terminal_observation")
             # the host's own condition: without the flag, or the observation, there is no bootstrap
             if done and observation is not None and info.get("TimeLimit.truncated", False):
@@ -60,7 +72,9 @@ class Recorder:
                 self.terminal.append(observation)
                 if normaliser is not None:
                     self.raw_terminal.append(normaliser.unnormalize_obs(observation))
+        self.rewards[step] = np.where(self.truncated[step], seen.rewards, rewards)
         if normaliser is not None:
             self.raw_observations.append(each(np.copy, normaliser.get_original_obs()))
             self.raw_rewards.append(normaliser.get_original_reward())
+            self.normalised_rewards.append(normaliser.normalize_reward(self.raw_rewards[-1]))
         self._recorded[step] = True

@@ -17,7 +17,7 @@ from vtrace_plugins.sb3.recorder import Recorder
 
 
 class End(NamedTuple):
-    """What collection left behind after the last step; the last four are known only with an algorithm bound."""
+    """What collection left behind after the last step; the last three are known only with an algorithm bound."""
 
     values: np.ndarray
     """V(s_T) of the policy that collected, ``[N]``."""
@@ -29,8 +29,6 @@ class End(NamedTuple):
     """The recurrent states after the last step."""
     updates: int = 0
     """The algorithm's count of updates."""
-    policy: Any = None
-    """The fingerprint of the policy that collected."""
 
 
 @dataclass(eq=False)
@@ -48,7 +46,7 @@ class Rollout:
     recorder: Recorder
     end: End
     evaluated: Any
-    """The fingerprint of the policy that ``results`` belong to."""
+    """The snapshot of the policy that ``results`` belong to."""
     results: dict[str, Tensor]
     """returns and advantages, ``[N * T]``."""
     log_ratio: Tensor | None = None
@@ -99,7 +97,9 @@ class Rollout:
         self.rows["observations"] = each(as_rows, join(np.stack, observations), self.rows["observations"])
         self.end = self.end._replace(observations=last)
         self.recorder.terminal = [normaliser.normalize_obs(x) for x in self.recorder.raw_terminal]
-        self.rewards = np.stack([normaliser.normalize_reward(x) for x in self.recorder.raw_rewards]).astype(np.float32)
+        edits = self.rewards - np.stack(self.recorder.normalised_rewards)  # by callbacks
+        self.recorder.normalised_rewards = [normaliser.normalize_reward(x) for x in self.recorder.raw_rewards]
+        self.rewards = (np.stack(self.recorder.normalised_rewards) + edits).astype(np.float32)
         self.evaluated = None
 
 
