@@ -1,11 +1,9 @@
 """The Triton kernel: log-probs in, targets and advantages out, one launch.
 
-The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan against time over maps ``x -> a + b x``. A step
-that ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The cut rides in b:
-beta is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it out.
-
-An advantage needs Delta_{t+1}, which lives in another lane. So each element carries two maps: (a, b) of the span that
-starts at t, and (c, d) of the same span without its first step. Their scan gives Delta_t and Delta_{t+1} at once.
+The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan over elements (a, b) = (alpha, beta), run against
+time. A step that ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The
+cut rides in b: beta is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it
+out.
 
 Every tensor is a tuple ``(pointer, stride_outer, stride_time, stride_inner)`` over ``[outer, time, inner]``; an absent
 one is None, which removes its branch at compile time.
@@ -16,18 +14,10 @@ import triton.language as tl
 
 
 @triton.jit
-def then(a, b, a_later, b_later):
-    """The map of a span of time, followed by that of a later span."""
+def combine(a_later, b_later, a, b):
+    """(a, b) lies earlier in time and is read last: the associative operator, Delta over both spans."""
     cut = b < 0
     return tl.where(cut, a, a + b * a_later), tl.where(cut | (b_later < 0), -1.0, b * b_later)
-
-
-@triton.jit
-def combine(a_later, b_later, c_later, d_later, a, b, c, d):
-    """The associative operator; the scan runs against time, so what it has gathered is later."""
-    whole_a, whole_b = then(a, b, a_later, b_later)
-    rest_a, rest_b = then(c, d, a_later, b_later)
-    return whole_a, whole_b, rest_a, rest_b
 
 
 @triton.jit
@@ -89,7 +79,6 @@ def vtrace_kernel(
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TIME: tl.constexpr,
-    ONE_TILE: tl.constexpr,  # T <= BLOCK_TIME
 ):
     """One program: BLOCK_ROWS rows, all of time in tiles of BLOCK_TIME, from the window's end to its start."""
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
@@ -97,13 +86,11 @@ def vtrace_kernel(
     outer = row // inner_size
     inner = row % inner_size
 
-    i = tl.arange(0, BLOCK_TIME)[None, :]
+    i = tl.arange(0, BLOCK_TIME)[None, :]  # scan order: i = 0 is the last step of the tile
     carry = tl.zeros([BLOCK_ROWS, 1], COMPUTE)  # Delta at the first step of the tile after this one in time
-    tiles = 1 if ONE_TILE else tl.cdiv(T, BLOCK_TIME)
-    for tile in range(tiles):
-        t = ((tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
-        exists = row_exists & (t < T)
-        real = exists
+    for tile in range(tl.cdiv(T, BLOCK_TIME)):
+        t = (T - 1 - tile * BLOCK_TIME - i).to(INDEX)
+        real = row_exists & (t >= 0)
         has_next = real & (t + 1 < T)
         if mask is not None:
             real = is_set(mask, outer, t, inner, real)
@@ -137,21 +124,23 @@ def vtrace_kernel(
             mix = tl.full([], lam, COMPUTE)
             c = mix * c
         alpha = rho * (reward + discount * next_value - value)
-        beta = tl.where(cut, -1.0, discount * c)
-        nothing = tl.zeros([BLOCK_ROWS, BLOCK_TIME], COMPUTE)  # the map of no step at all is x -> 0 + 1 x
-        delta, b, delta_ahead, d = tl.associative_scan((alpha, beta, nothing, nothing + 1), 1, combine, reverse=True)
-        if not ONE_TILE:
-            delta, _ = then(delta, b, carry, carry)
-            delta_ahead, _ = then(delta_ahead, d, carry, carry)
-        tl.store(at(targets, outer, t, inner), (value + delta).to(targets[0].dtype.element_ty), mask=exists)
+        a, b = tl.associative_scan((alpha, tl.where(cut, -1.0, discount * c)), 1, combine)
+        delta = tl.where(b < 0, a, a + b * carry)
+        tl.store(
+            at(targets, outer, t, inner), (value + delta).to(targets[0].dtype.element_ty), mask=row_exists & (t >= 0)
+        )
 
+        # v_{t+1} needs the neighbour's Delta, which lives in another lane (or came with the carry).
+        before = tl.broadcast_to(tl.maximum(i - 1, 0), [BLOCK_ROWS, BLOCK_TIME])
+        delta_ahead = tl.where(i == 0, carry, tl.gather(delta, before, 1))
         target_ahead = value_ahead + delta_ahead
         if not LAMBDA_IS_ONE:
             target_ahead = next_value + mix * (target_ahead - next_value)
         advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
         if WEIGHTED:
             advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
-        tl.store(at(advantages, outer, t, inner), advantage.to(advantages[0].dtype.element_ty), mask=exists)
+        tl.store(
+            at(advantages, outer, t, inner), advantage.to(advantages[0].dtype.element_ty), mask=row_exists & (t >= 0)
+        )
 
-        if not ONE_TILE:
-            carry = tl.sum(tl.where(i == 0, delta, 0.0), 1, keep_dims=True)
+        carry = tl.sum(tl.where(i == BLOCK_TIME - 1, delta, 0.0), 1, keep_dims=True)

@@ -16,26 +16,23 @@ from vtrace_plugins._core.kernels import vtrace_kernel
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
+_ELEMENTS_PER_PROGRAM = 2048
 _POOL = (*Inputs._fields, "targets", "advantages")
 
 
-def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, int, int]:
-    """(BLOCK_ROWS, BLOCK_TIME, warps), all powers of two.
+def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, int]:
+    """(BLOCK_ROWS, BLOCK_TIME), both powers of two.
 
-    Time-contiguous rows are read along time, whole if they fit: a warp reads 128 steps, four a thread, or several short
-    rows. Otherwise neighbouring rows share cache lines, so a tile keeps at least 32 of them. The scan never runs over
-    fewer than 8 lanes (triton 3.6 fails to compile one over 2).
+    Time-contiguous rows are read along time; otherwise neighbouring rows share cache lines, so a tile keeps at least 32
+    of them. The scan never runs over fewer than 8 lanes (triton 3.6 fails to compile one over 2).
     """
-    block_time = max(8, triton.next_power_of_2(time))
     if time_is_contiguous:
-        block_time = min(block_time, 2048)
-        block_rows = min(max(1, 512 // block_time), triton.next_power_of_2(rows))
-        warps = min(16, max(1, block_rows * block_time // 128))
+        block_time = min(max(8, triton.next_power_of_2(time)), 1024)
+        block_rows = max(1, min(_ELEMENTS_PER_PROGRAM // block_time // 2, triton.next_power_of_2(rows)))
     else:
         block_rows = min(32, max(1, triton.next_power_of_2(rows)))
-        block_time = min(block_time, 2048 // block_rows)
-        warps = 4
-    return block_rows, block_time, warps
+        block_time = min(max(8, triton.next_power_of_2(time)), _ELEMENTS_PER_PROGRAM // block_rows)
+    return block_rows, block_time
 
 
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
@@ -70,7 +67,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
-    block_rows, block_time, warps = choose_tile(rows, time, x.values.stride(time_dim) == 1 or time == 1)
+    block_rows, block_time = choose_tile(rows, time, x.values.stride(time_dim) == 1 or time == 1)
     grid = (triton.cdiv(rows, block_rows), 1, 1)
     template = [
         *[None] * (len(names) + len(clips)),
@@ -85,7 +82,6 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         tl.int64 if furthest >= 2**31 else tl.int32,
         block_rows,
         block_time,
-        time <= block_time,
     ]
     compiled: Any = None
 
@@ -109,7 +105,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
             if compiled:
                 compiled(*arguments)
             else:
-                handle = vtrace_kernel[grid](*arguments, num_warps=warps)
+                handle = vtrace_kernel[grid](*arguments)
                 compiled = None if INTERPRETED else handle[grid]
         return results
 
