@@ -1,0 +1,29 @@
+"""The long campaign, for a short while; and that it would notice."""
+
+import fuzz
+import pytest
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_short_campaign(device):
+    ran, _, wrong = fuzz.campaign(range(100), device, 60)
+    assert not wrong
+    assert ran["torch"] == 100 and ran["triton"] > 20
+
+
+def test_a_small_error_is_noticed(monkeypatch):
+    real = fuzz.vtrace
+    monkeypatch.setattr(fuzz, "vtrace", lambda **call: [x * 1.1 for x in real(**call)])
+    assert len(fuzz.campaign(range(20), "cpu", 60)[2]) > 20
+
+
+def test_a_leak_is_noticed(monkeypatch):
+    real = fuzz.vtrace
+
+    def leaky(**call):
+        targets, advantages = real(**call)
+        return targets + 0 * call["values"].sum(), advantages
+
+    monkeypatch.setattr(fuzz, "vtrace", leaky)
+    wrong = fuzz.campaign(range(100), "cpu", 60)[2]
+    assert any("changed another episode" in line for line in wrong)
