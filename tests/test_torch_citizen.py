@@ -1,8 +1,12 @@
-"""torch.compile, torch.func.vmap and CUDA graphs."""
+"""torch.compile, torch.func.vmap, threads, processes and CUDA graphs."""
+
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
 from helpers import tensors, window
+from torch._dynamo.testing import CompileCounter
 
 from vtrace_plugins import vtrace
 
@@ -129,6 +133,65 @@ def test_dispatch_modes_see_the_call(on):
         fake = {k: mode.from_tensor(x) for k, x in data.items()}
         result = vtrace(**fake, gamma=0.97, backend=on[0])
     assert result.targets.shape == data["values"].shape and result.targets.device == data["values"].device
+
+
+@pytest.mark.parametrize("on", [("triton", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)])
+def test_one_compilation_serves_all_shapes(on):
+    """The operator's; the torch backend is a Python loop to the compiler, unrolled anew for each length."""
+    counter = CompileCounter()
+    compiled = torch.compile(
+        lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, dynamic=True, backend=counter
+    )
+    for rows, T in ((3, 12), (4, 13), (5, 40), (2, 9)):
+        data = inputs(on, rows, T)
+        for x, y in zip(compiled(data), vtrace(**data, gamma=0.97, backend=on[0]), strict=True):
+            torch.testing.assert_close(x, y)
+    assert counter.frame_count == 1
+
+
+def test_deterministic_algorithms(on):
+    """Nothing in here needs an algorithm that torch cannot promise, in either direction."""
+    data = inputs(on)
+    data["values"].requires_grad_()
+    wanted = vtrace(**data, gamma=0.97, backend=on[0])
+    torch.use_deterministic_algorithms(True)
+    try:
+        result = vtrace(**data, gamma=0.97, backend=on[0])
+        result.advantages.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for x, y in zip(result, wanted, strict=True))
+
+
+@pytest.mark.parametrize("on", [("torch", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)])
+def test_threads(on):
+    """Many shapes at once, each again and again: prepared launches and their compilation are shared."""
+    shapes = [(rows, T) for rows in (1, 3, 16) for T in (1, 7, 50)]
+    wanted = {shape: vtrace(**inputs(on, *shape), gamma=0.97, backend=on[0]) for shape in shapes}
+
+    def run(shape):
+        for _ in range(20):
+            result = vtrace(**inputs(on, *shape), gamma=0.97, backend=on[0])
+            if not all(torch.equal(x, y) for x, y in zip(result, wanted[shape], strict=True)):
+                return False
+        return True
+
+    with ThreadPoolExecutor(9) as pool:
+        assert all(pool.map(run, shapes))
+
+
+def _sum_of_targets(_):
+    torch.set_num_threads(1)
+    return vtrace(**inputs(("torch", "cpu")), gamma=0.97, backend="torch").targets.sum().item()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_processes(start):
+    """As collectors start them; a forked one inherits what is prepared already."""
+    wanted = vtrace(**inputs(("torch", "cpu")), gamma=0.97, backend="torch").targets.sum().item()
+    with get_context(start).Pool(2) as pool:
+        assert pool.map(_sum_of_targets, range(4)) == pytest.approx([wanted] * 4)
 
 
 @pytest.mark.gpu
