@@ -208,7 +208,7 @@ def test_the_callback_on_stock_ppo():
         model.learn(96, callback=VTraceCallback())
     assert model.rollout_buffer.recorder.complete
     logged = model.logger.name_to_value  # of the last training phase, not dumped yet
-    assert logged["vtrace/ratio_mean"] != 1 and 0 < logged["vtrace/ess"] <= 1
+    assert logged["vtrace/ratio"] != 1 and 0 < logged["vtrace/ess"] <= 1
     assert 0 <= logged["vtrace/rho_clipped"] <= 1 and 0 <= logged["vtrace/c_clipped"] <= 1
     with pytest.raises(VTraceError, match="rollout_buffer_class: expected a V-trace buffer"):
         PPO("MlpPolicy", envs(), n_steps=16, batch_size=16, device="cpu").learn(48, callback=VTraceCallback())

@@ -12,7 +12,7 @@ from torchrl.objectives.value import VTrace
 
 import vtrace_plugins.torchrl.hydra
 from vtrace_plugins import VTraceError
-from vtrace_plugins.torchrl import TritonVTrace
+from vtrace_plugins.torchrl import LogImportance, TritonVTrace
 
 CONFIG = str(Path(__file__).parents[2] / "examples" / "config")
 SMALL = ["total_frames=512", "frames_per_batch=128", "replay_buffer.batch_size=32", "trainer.progress_bar=false"]
@@ -56,6 +56,16 @@ def test_train_from_the_yaml(algorithm, value):
     with loss.critic_network_params.to_module(loss.critic_network):
         trained = loss.critic_network.module(observation).detach()
     torch.testing.assert_close(valued(), trained)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_importance_is_logged():
+    trainer = build("trainer.num_epochs=2")
+    LogImportance(estimator_of(trainer)).register(trainer)
+    trainer.train()
+    logged = trainer._log_dict
+    assert len(logged["vtrace/ess"]) == 4 and all(0 < x <= 1.0001 for x in logged["vtrace/ess"])
+    assert logged["vtrace/kl"][-1] > 0
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
 from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number
+from vtrace_plugins.diagnostics import importance
 from vtrace_plugins.sb3.evaluate import evaluate, is_unmoved, snapshot, values_of
 from vtrace_plugins.sb3.minibatches import minibatches
 from vtrace_plugins.sb3.observations import each, join
@@ -305,14 +306,20 @@ class VTraceMixin(_Host):
         logger = getattr(algorithm, "_logger", None)
         if logger is None:
             return
-        ratio = torch.cat(
-            [torch.zeros_like(r.rows["log_probs"]) if r.log_ratio is None else r.log_ratio for r in rollouts]
-        ).exp()
-        logger.record("vtrace/ratio_mean", ratio.mean().item())
-        for name in ("rho", "c"):  # beyond what rounding makes of a ratio of 1
-            clipped = ratio > self.clips[f"{name}_bar"] * (1 + 1e-5)
-            logger.record(f"vtrace/{name}_clipped", clipped.float().mean().item())
-        logger.record("vtrace/ess", (ratio.sum().square() / ratio.square().sum() / ratio.numel()).item())
+        # Each rollout's rows are [N, T]: one under another, more environments.
+        log_mu = torch.cat([r.rows["log_probs"].view(r.shape) for r in rollouts])
+        moved = torch.cat(
+            [(0 * r.rows["log_probs"] if r.log_ratio is None else r.log_ratio).view(r.shape) for r in rollouts]
+        )
+        found = importance(
+            log_mu + moved,
+            log_mu,
+            terminated=torch.cat([torch.as_tensor(r.ends.T, device=log_mu.device) for r in rollouts]),
+            rho_bar=self.clips["rho_bar"],
+            c_bar=self.clips["c_bar"],
+        )
+        for name, value in zip(found._fields, torch.stack(found).tolist(), strict=True):
+            logger.record(f"vtrace/{name}", value)
         logger.record("vtrace/lag", float(np.mean([algorithm._n_updates - r.end.updates for r in rollouts])))
 
     def _warn_once(self, message: str) -> None:

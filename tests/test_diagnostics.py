@@ -1,0 +1,94 @@
+"""The statistics of the importance ratios, against NumPy and against what they mean."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import window
+
+from vtrace_plugins import VTraceError
+from vtrace_plugins.diagnostics import importance
+
+
+def batch(rows=5, T=40, masked=False, **kwargs):
+    data = window(rows, T, masked=masked, **kwargs)
+    names = ("log_pi", "log_mu", "terminated", "truncated", *(["mask"] if masked else []))
+    return {name: data[name] for name in names}
+
+
+def by_hand(log_pi, log_mu, terminated, truncated, mask=None, rho_bar=1.0, c_bar=1.0):
+    w, real = np.exp(log_pi - log_mu), np.ones(log_pi.shape, bool) if mask is None else mask
+    lengths = np.zeros(w.shape)
+    rows, T = w.shape
+    for n in range(rows):
+        for t in reversed(range(T)):
+            goes_on = t + 1 < T and real[n, t + 1] and not (terminated[n, t] or truncated[n, t])
+            lengths[n, t] = 1 + (min(c_bar, w[n, t]) * lengths[n, t + 1] if goes_on else 0)
+    w, lengths = w[real], lengths[real]
+    ess = w.sum() ** 2 / (len(w) * (w**2).sum())
+    return w.mean(), (w > rho_bar).mean(), (w > c_bar).mean(), ess, (w - 1 - np.log(w)).mean(), lengths.mean()
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("time_dim", [0, 1])
+def test_against_numpy(masked, time_dim):
+    data = batch(masked=masked)
+    tensors = {name: torch.as_tensor(x).movedim(1, time_dim) for name, x in data.items()}
+    found = importance(**tensors, rho_bar=1.3, c_bar=0.8, time_dim=time_dim)
+    np.testing.assert_allclose(torch.stack(found), by_hand(**data, rho_bar=1.3, c_bar=0.8), rtol=1e-10)
+
+
+def test_on_policy():
+    data = {name: torch.as_tensor(x) for name, x in batch(off_policy=0.0, boundaries=0.0).items()}
+    found = importance(**data)
+    assert found.ratio == found.ess == 1 and found.rho_clipped == found.c_clipped == found.kl == 0
+    assert found.trace_length == (40 + 1) / 2
+
+
+def test_each_lag_is_that_lags_steps_alone():
+    data = {name: torch.as_tensor(x) for name, x in batch(rows=6).items()}
+    lag = torch.tensor([0, 0, 1, 3, 3, 9])
+    found = importance(**data, lag=lag[:, None], lags=4)
+    for k in (0, 1, 3):
+        rows = lag.clamp(max=3) == k
+        alone = importance(**{name: x[rows] for name, x in data.items()})
+        for x, y in zip(found, alone, strict=True):
+            torch.testing.assert_close(x[k], y)
+    assert all(x[2].isnan() for x in found)
+
+
+def test_half_precision_and_padding_that_is_nan():
+    data = {name: torch.as_tensor(x) for name, x in batch(masked=True).items()}
+    wanted = importance(**data)
+    for name in ("log_pi", "log_mu"):
+        data[name] = torch.where(data["mask"], data[name], torch.nan).half()
+    for x, y in zip(importance(**data), wanted, strict=True):
+        assert x.dtype == torch.float32
+        torch.testing.assert_close(x.double(), y, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"log_mu": torch.zeros(5, 39)}, r"log_mu: expected shape \[5, 40\] \(that of log_pi\), got shape \[5, 39\]"),
+        ({"lag": torch.zeros(5, 40)}, "lags: expected lag and lags together"),
+        ({"rho_bar": -1.0}, "rho_bar: expected a number of at least 0"),
+        ({"time_dim": 2}, "time_dim: expected a dimension of the 2-d data"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(changes, message):
+    data = {name: torch.as_tensor(x) for name, x in batch().items()}
+    with pytest.raises(VTraceError, match=message):
+        importance(**data | changes)
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    data = {name: torch.as_tensor(x, device="cuda") for name, x in batch().items()}
+    lag = torch.arange(5, device="cuda")[:, None]
+    importance(**data, lag=lag, lags=5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        importance(**data, lag=lag, lags=5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,115 @@
+"""How far behind the data is: what the importance ratios are, and what V-trace's clips leave of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vtrace_plugins._core.checks import VTraceError, check_number, check_time_dim
+from vtrace_plugins._core.torch_scan import LinearScan
+
+_ROUNDING = 1e-5  # a ratio of 1 that rounding put above a clip of 1 is not clipped
+
+
+class Importance(NamedTuple):
+    """What :func:`importance` returns: 0-d tensors, or ``[lags]`` with NaN for a lag that no step has."""
+
+    ratio: Tensor
+    """Mean of w = pi / mu. Its expectation is 1 at any lag; far from it, the estimates are poor."""
+    rho_clipped: Tensor
+    """Share of steps whose w is above rho_bar."""
+    c_clipped: Tensor
+    """Share of steps whose w is above c_bar."""
+    ess: Tensor
+    """Effective sample size, (sum w)^2 / (n sum w^2): 1 on-policy, 1/n if one step has all the weight."""
+    kl: Tensor
+    """Estimate of KL(mu || pi), the mean of w - 1 - log w (Schulman's k3): never negative."""
+    trace_length: Tensor
+    """Mean of 1 + c_t + c_t c_{t+1} + ..., up to the episode's end: how many temporal differences reach a target."""
+
+
+def importance(
+    log_pi: Tensor,
+    log_mu: Tensor,
+    *,
+    terminated: Tensor | None = None,
+    truncated: Tensor | None = None,
+    mask: Tensor | None = None,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    time_dim: int = -1,
+    lag: Tensor | None = None,
+    lags: int | None = None,
+) -> Importance:
+    r"""Statistics of the importance ratios :math:`w_t = \pi(a_t|x_t) / \mu(a_t|x_t)` of a batch, or of each lag in it.
+
+    Nothing here waits for a GPU; reading a result does. No gradients.
+
+    Args:
+        log_pi: log-probability of the recorded action under the policy being trained, ``[*B, T, *F]``; floating.
+        log_mu: the same under the policy that collected the data.
+        terminated: where an episode ended, same shape, any dtype; it ends the trace. Without it (and ``truncated``),
+            only the window does.
+        truncated: where it was cut short; likewise.
+        mask: True where the step is real; padding is left out.
+        rho_bar: clip of the ratio in the temporal differences.
+        c_bar: clip of the ratio in the trace.
+        time_dim: dimension of time.
+        lag: how many updates each step is behind, ``[*B, T, *F]`` or a shape that broadcasts to it; integer.
+        lags: how many lags to report, 0 to lags - 1; larger ones count as the last. Needed beside ``lag``.
+
+    Returns:
+        ``Importance(ratio, rho_clipped, c_clipped, ess, kl, trace_length)``.
+
+    Raises:
+        VTraceError: for a shape that differs, or ``lag`` without ``lags``.
+
+    Example:
+        >>> import torch
+        >>> log_mu = torch.zeros(1, 2)
+        >>> importance(torch.tensor([0.5, 2.0]).log()[None], log_mu).rho_clipped
+        tensor(0.5000)
+    """
+    for name, x in (("log_mu", log_mu), ("terminated", terminated), ("truncated", truncated), ("mask", mask)):
+        if x is not None and x.shape != log_pi.shape:
+            raise VTraceError(name, f"shape {list(log_pi.shape)} (that of log_pi)", f"shape {list(x.shape)}")
+    check_number("rho_bar", rho_bar, float("inf"))
+    check_number("c_bar", c_bar, float("inf"))
+    if (lag is None) != (lags is None):
+        raise VTraceError("lags", "lag and lags together", "one of them")
+    time_dim = check_time_dim(time_dim, log_pi.ndim)
+
+    with torch.no_grad():
+        dtype = torch.promote_types(log_pi.dtype, torch.float32)
+        real = torch.ones_like(log_pi, dtype=torch.bool) if mask is None else mask != 0
+        log_ratio = torch.where(real, log_pi.to(dtype) - log_mu.to(dtype), 0.0)
+        w = log_ratio.exp()
+
+        cut = ~real
+        for ends in (terminated, truncated):
+            cut = cut if ends is None else cut | (ends != 0)
+        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, w.clamp(max=c_bar), real))
+        cut = cut | ~torch.cat([present[1:], torch.zeros_like(present[:1])])
+        trace = LinearScan.apply(torch.ones_like(c), c, cut).movedim(0, time_dim)
+
+        columns = (
+            torch.ones_like(w),
+            w,
+            w.square(),
+            w > rho_bar * (1 + _ROUNDING),
+            w > c_bar * (1 + _ROUNDING),
+            w - 1 - log_ratio,
+            trace,
+        )
+        table = torch.stack([torch.where(real, x, 0.0).flatten() for x in columns])
+        if lag is None or lags is None:
+            sums = table.sum(1)
+        else:
+            bins = lag.expand(w.shape).flatten().clamp(0, lags - 1).long()
+            sums = table.new_zeros(len(columns), lags).index_add_(1, bins, table)
+        count, ratio, squares, rho, c_, kl, length = sums
+        return Importance(
+            ratio / count, rho / count, c_ / count, ratio.square() / (count * squares), kl / count, length / count
+        )

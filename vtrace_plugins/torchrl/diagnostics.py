@@ -1,0 +1,58 @@
+"""The importance ratios of each batch in a TorchRL trainer's log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from vtrace_plugins.diagnostics import importance
+from vtrace_plugins.torchrl.boundaries import padding_mask
+from vtrace_plugins.torchrl.entries import entry, match
+from vtrace_plugins.torchrl.estimator import TritonVTrace
+from vtrace_plugins.torchrl.log_probs import collected_log_prob
+
+
+class LogImportance(TrainerHookBase):
+    """Logs what :func:`vtrace_plugins.diagnostics.importance` says of a batch, under ``vtrace/``.
+
+    Args:
+        estimator (TritonVTrace): its actor is evaluated on the batch, and its clips are the clips.
+        when (str): ``"post_steps_log"`` (the default), after training on the batch: how far that moved the policy from
+            the one that collected; ``"pre_steps_log"``, before: how far the collector lags behind.
+
+    Example:
+        >>> LogImportance(estimator).register(trainer)
+    """
+
+    def __init__(self, estimator: TritonVTrace, when: str = "post_steps_log") -> None:
+        self.estimator, self.when = estimator, when
+
+    def __call__(self, batch: TensorDictBase) -> dict[str, Any]:
+        estimator, keys = self.estimator, self.estimator.tensor_keys
+        log_mu = collected_log_prob(batch, keys.sample_log_prob)
+        with torch.no_grad():
+            log_pi = estimator._log_pi(batch, log_mu.device).reshape(log_mu.shape)
+        done = entry(batch, ("next", keys.done), "whether the episode ended")
+        found = importance(
+            log_pi,
+            log_mu,
+            terminated=match(("next", keys.done), done, log_mu, batch.batch_dims, of="the log-prob"),
+            mask=padding_mask(batch),
+            rho_bar=float(estimator.rho_thresh),
+            c_bar=float(estimator.c_thresh),
+            time_dim=estimator._resolve_time_dim(None, batch),
+        )
+        return {f"vtrace/{name}": value for name, value in zip(found._fields, torch.stack(found).tolist(), strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+    def register(self, trainer: Trainer, name: str = "vtrace_importance") -> None:
+        trainer.register_op(self.when, self)
+        trainer.register_module(name, self)
