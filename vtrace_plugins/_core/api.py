@@ -146,7 +146,7 @@ def vtrace(
 
     check_backend(backend)
     inputs = check_inputs(given)
-    backend = _resolve(backend, values.device)
+    backend = resolve(backend, values.device)
     if values.numel() == 0:
         return VTraceReturns(torch.empty_like(values), torch.empty_like(values))
     if backend == "triton":
@@ -154,12 +154,12 @@ def vtrace(
     return VTraceReturns(*on_time_first(vtrace_torch if backend == "torch" else vtrace_reference, inputs))
 
 
-def _resolve(backend: str, device: torch.device) -> str:
+def resolve(backend: str, device: torch.device) -> str:
     """The backend that ``backend`` means for tensors on ``device``: the table in :func:`vtrace`."""
     if backend == "auto":
-        return "triton" if device.type == "cuda" and _why_no_triton() is None else "torch"
+        return "triton" if device.type == "cuda" and why_no_triton() is None else "torch"
     if backend == "triton":
-        missing = _why_no_triton()
+        missing = why_no_triton()
         if missing is not None:
             raise VTraceError("backend", "triton to be installed for 'triton'", missing)
         if device.type != "cuda" and not (device.type == "cpu" and _interpreted()):
@@ -172,7 +172,7 @@ def _resolve(backend: str, device: torch.device) -> str:
     return backend
 
 
-def _why_no_triton() -> str | None:
+def why_no_triton() -> str | None:
     """None if triton can be imported, else the reason."""
     try:
         import triton  # noqa: F401
