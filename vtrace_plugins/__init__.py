@@ -2,6 +2,7 @@
 
 from vtrace_plugins._core.api import VTraceReturns, vtrace
 from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.validation import validate
 
-__all__ = ["VTraceError", "VTraceReturns", "__version__", "vtrace"]
+__all__ = ["VTraceError", "VTraceReturns", "__version__", "validate", "vtrace"]
 __version__ = "0.1.0"

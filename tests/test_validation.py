@@ -1,0 +1,114 @@
+"""The look at the data: silent on right data, one finding for each mistake."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import tensors, window
+
+from vtrace_plugins import VTraceError, validate
+
+
+def good(**kwargs):
+    """A window as it should be: bootstraps where they count, and values that change slowly in time."""
+    data = tensors(window(12, 30, off_policy=0.3, **kwargs))
+    data["values"] = data["values"].cumsum(1) * 0.1
+    if "bootstrap_values" in data:
+        data["terminated"] &= ~data["truncated"]
+        last = torch.zeros_like(data["truncated"])
+        last[:, -1] = True
+        counts = (data["truncated"] | last) & ~data["terminated"]
+        data["bootstrap_values"] = torch.where(counts, data["bootstrap_values"], 0.0)
+    return data
+
+
+@pytest.mark.parametrize("continuation", ["bootstrap_values", "last_value", "next_values"])
+@pytest.mark.parametrize("time_dim", [0, 1])
+def test_right_data(continuation, time_dim):
+    data = good(continuation=continuation)
+    if continuation == "next_values":
+        data["terminated"] &= ~data["truncated"]
+    moved = {name: x if x.ndim == 1 else x.movedim(1, time_dim) for name, x in data.items()}
+    report = validate(**moved, gamma=0.97, time_dim=time_dim)
+    assert report, str(report)
+    assert str(report) == "nothing suspicious"
+
+
+def first(data, name, value):
+    data[name] = data[name].clone()
+    data[name][0, 0] = value
+
+
+MISTAKES = {
+    "NaN that is read": ("rewards", "NaN or inf at 1 steps", lambda d: first(d, "rewards", np.nan)),
+    "probabilities": ("log_pi", "look like probabilities", lambda d: d.update(log_pi=d["log_pi"].exp().clamp(max=1))),
+    "other actions": ("log_pi", "effective sample size", lambda d: d.update(log_pi=d["log_pi"] * 30)),
+    "both flags": ("truncated", "set beside terminated at", lambda d: d.update(terminated=d["truncated"].clone())),
+    "inverted flags": (
+        "terminated",
+        "every step ends",
+        lambda d: d.update(terminated=torch.ones_like(d["terminated"])),
+    ),
+    "every next value": (
+        "bootstrap_values",
+        "steps where it is ignored",
+        lambda d: d.update(bootstrap_values=torch.ones_like(d["values"])),
+    ),
+    "one step off": (
+        "bootstrap_values",
+        "one step off",
+        lambda d: d.update(
+            bootstrap_values=d["bootstrap_values"].roll(-1, 1).where(d["bootstrap_values"] == 0, torch.tensor(0.0))
+        ),
+    ),
+    "swapped axes": (
+        "time_dim",
+        "far less along dimension 1",
+        lambda d: d.update(time_dim=0, values=d["values"] * 100),
+    ),
+    "gamma": ("gamma", r"out of [0, 1]", lambda d: d.update(gamma=torch.tensor(99.0))),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake):
+    argument, message, make = MISTAKES[mistake]
+    data = good() | {"gamma": 0.97}
+    make(data)
+    report = validate(**data)
+    assert not report
+    assert any(found.argument == argument and message in found.message for found in report.findings), str(report)
+    assert f"{argument}: " in str(report)
+
+
+def test_episode_starts_for_ends():
+    data = good(boundaries=0.0)
+    data["terminated"][:, 0] = True
+    assert "episode starts" in str(validate(**data, gamma=0.97))
+
+
+@pytest.mark.parametrize("shifted", [False, True], ids=["not shifted", "of the state after the reset"])
+def test_next_values(shifted):
+    data = good(continuation="next_values")
+    data["next_values"] = data["values"].roll(-1, 1) if shifted else data["values"]
+    wanted = "next episode's first state" if shifted else "equal to values"
+    assert wanted in str(validate(**data, gamma=0.97))
+
+
+def test_a_nan_that_is_never_read_is_fine_and_wrong_shapes_are_errors():
+    data = good()
+    inside = ~data["terminated"] & ~data["truncated"]
+    inside[:, -1] = False
+    data["bootstrap_values"][inside] = torch.nan
+    assert "NaN" not in str(validate(**data, gamma=0.97))
+    with pytest.raises(VTraceError, match="rewards: expected shape"):
+        validate(**data | {"rewards": data["rewards"][:, :3]}, gamma=0.97)
+
+
+def test_the_docstring():
+    import doctest
+
+    from vtrace_plugins import diagnostics, validation
+
+    for module in (validation, diagnostics):
+        failed, tried = doctest.testmod(module)
+        assert tried and not failed
