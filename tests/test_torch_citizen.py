@@ -7,8 +7,9 @@ import pytest
 import torch
 from helpers import tensors, window
 from torch._dynamo.testing import CompileCounter
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from vtrace_plugins import vtrace
+from vtrace_plugins import VTraceError, vtrace
 
 
 def inputs(on, rows=3, T=12, dtype=torch.float32, **kwargs):
@@ -192,6 +193,91 @@ def test_processes(start):
     wanted = vtrace(**inputs(("torch", "cpu")), gamma=0.97, backend="torch").targets.sum().item()
     with get_context(start).Pool(2) as pool:
         assert pool.map(_sum_of_targets, range(4)) == pytest.approx([wanted] * 4)
+
+
+triton_only = pytest.mark.parametrize(
+    "on", [("triton", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)]
+)
+
+
+class TestThePreparedLaunch:
+    """A call like an earlier one skips checks and dispatcher: never one that is not like it."""
+
+    @triton_only
+    def test_time_dim_as_a_tensor(self, on):
+        data = inputs(on, 6, 6)
+        for time_dim in (0, 1, 0):
+            found = vtrace(**data, gamma=0.97, time_dim=torch.tensor(time_dim), backend=on[0])
+            wanted = vtrace(**data, gamma=0.97, time_dim=time_dim, backend="reference")
+            torch.testing.assert_close(found, wanted)
+        with pytest.raises(VTraceError, match="time_dim: expected a dimension"):
+            vtrace(**data, gamma=0.97, time_dim=torch.tensor(9), backend=on[0])
+
+    @triton_only
+    def test_tensors_whose_memory_is_not_their_numbers(self, on):
+        data = inputs(on)
+        wanted = vtrace(**data, gamma=0.97, backend="reference")
+        negated = torch.complex(torch.zeros_like(data["values"]), -data["values"]).conj().imag
+        assert negated.is_neg()
+        zeros = torch._efficientzerotensor(data["rewards"].shape, device=on[1])
+        no_rewards = vtrace(**data | {"rewards": torch.zeros_like(zeros)}, gamma=0.97, backend="reference")
+        for _ in range(2):
+            torch.testing.assert_close(vtrace(**data | {"values": negated}, gamma=0.97, backend=on[0]), wanted)
+            torch.testing.assert_close(vtrace(**data | {"rewards": zeros}, gamma=0.97, backend=on[0]), no_rewards)
+            torch.testing.assert_close(vtrace(**data, gamma=0.97, backend=on[0]), wanted)
+
+    @triton_only
+    @pytest.mark.filterwarnings("ignore")
+    def test_tracers_record_the_operator(self, on):
+        data = inputs(on)
+        vtrace(**data, gamma=0.97, backend=on[0])
+
+        def call(values):
+            return vtrace(**data | {"values": values}, gamma=0.97, backend=on[0]).targets
+
+        traced = torch.jit.trace(call, data["values"], check_trace=False)
+        assert "vtrace_plugins::vtrace" in str(traced.graph)
+        torch.testing.assert_close(traced(2 * data["values"]), call(2 * data["values"]))
+        graph = make_fx(call, pre_dispatch=True)(data["values"])
+        assert "vtrace_plugins" in graph.code
+        torch.testing.assert_close(graph(2 * data["values"]), call(2 * data["values"]))
+
+    @triton_only
+    def test_function_modes_see_the_call(self, on):
+        from torch.overrides import TorchFunctionMode
+
+        seen = []
+
+        class Mode(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                seen.append(str(function))
+                return function(*args, **kwargs or {})
+
+        data = inputs(on)
+        vtrace(**data, gamma=0.97, backend=on[0])
+        with Mode():
+            vtrace(**data, gamma=0.97, backend=on[0])
+        assert any("vtrace_plugins" in name for name in seen)
+
+    @triton_only
+    def test_the_operator_itself_prepares_nothing_for_the_function(self, on):
+        data = inputs(on)
+        names = ("log_pi", "log_mu", "values", "rewards", "terminated", "truncated", "bootstrap_values")
+        given = (*(data[k] for k in names), *(None,) * 7, *(7.0, 1.0, 1.0, 1.0, 1.0, True, 1))
+        torch.ops.vtrace_plugins.vtrace.default(*given)
+        with pytest.raises(VTraceError, match="gamma: expected"):
+            vtrace(**data, gamma=7.0, rho_bar=1.0, c_bar=1.0, pg_rho_bar=1.0, time_dim=1, backend=on[0])
+
+
+def test_batched_gradients(on):
+    data = inputs(on, dtype=torch.float64)
+    data["values"].requires_grad_()
+    targets = vtrace(**data, gamma=0.97, backend=on[0]).targets
+    directions = torch.eye(targets.numel(), device=on[1], dtype=torch.float64).view(-1, *targets.shape)[:5]
+    batched = torch.autograd.grad(targets, data["values"], directions, is_grads_batched=True, retain_graph=True)[0]
+    for direction, found in zip(directions, batched, strict=True):
+        (wanted,) = torch.autograd.grad(targets, data["values"], direction, retain_graph=True)
+        torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.gpu

@@ -56,20 +56,31 @@ def _inputs(*arguments: Any) -> Inputs:
 
 
 def signature(x: Inputs) -> Hashable:
-    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options. None: do not ask."""
+    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options.
+
+    None where that is not all: a tensor whose memory does not hold its numbers (sparse, negated, all zeros and never
+    stored), or an option that is no plain number.
+    """
     parts: list[Hashable] = []
     t: Any
-    for t in x:
+    for t in x[:_TENSORS]:
         kind = type(t)
         if kind in _PLAIN_TENSORS:
             try:
-                parts.append((t.dtype, t.device, t.shape, t.stride(), t.data_ptr() % 16))
-            except RuntimeError:  # a sparse one, say
+                address = t.data_ptr()
+                parts.append((t.dtype, t.device, t.shape, t.stride(), address % 16))
+            except RuntimeError:
+                return None
+            if address == 0 or t.is_neg():
                 return None
         elif t is None or kind in _NUMBERS:
             parts.append((kind, t))
         else:
             return None
+    for option in x[_TENSORS:]:
+        if type(option) not in _NUMBERS:
+            return None
+        parts.append((type(option), option))
     return tuple(parts)
 
 
@@ -80,6 +91,8 @@ def known_launch(x: Inputs) -> tuple[Hashable, Launch | None]:
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
         or (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in x))
     ):
@@ -115,7 +128,9 @@ def _prepared(x: Inputs, known: Hashable) -> Launch:
 
 def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
     x = _inputs(*arguments)
-    return _prepared(x, signature(x))(x)
+    known = signature(x)
+    # Apart from those of the public function, which have passed its checks.
+    return _prepared(x, known and ("operator", known))(x)
 
 
 def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ def _linear_scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
         pad = a.new_zeros(padding, *a.shape[1:])
         a, b = torch.cat([a, pad]), torch.cat([b, pad])
         cut = torch.cat([cut, torch.ones_like(pad, dtype=torch.bool)])
-    a, b, cut = (x.unflatten(0, (chunks, loop)) for x in (a, b, cut))
+    a, b, cut = (x.reshape(chunks, loop, *x.shape[1:]) for x in (a, b, cut))
 
     if chunks == 1:  # the end of the window is cut, so nothing enters the loop and b need not be combined
         xs = [a[0, -1]]
@@ -71,7 +71,7 @@ def _linear_scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
     starts = _scan_by_doubling(*inside[-1])[0]  # x at the first step of each chunk
     entering = _ahead(starts, 0.0)[:, None]
     a, b, cut = (torch.stack(xs[::-1], 1) for xs in zip(*inside, strict=True))
-    return torch.where(cut, a, a + b * entering).flatten(0, 1)[:T]
+    return torch.where(cut, a, a + b * entering).reshape(chunks * loop, *a.shape[2:])[:T]
 
 
 class LinearScan(torch.autograd.Function):
