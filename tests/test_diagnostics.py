@@ -15,14 +15,14 @@ def batch(rows=5, T=40, masked=False, **kwargs):
     return {name: data[name] for name in names}
 
 
-def by_hand(log_pi, log_mu, terminated, truncated, mask=None, rho_bar=1.0, c_bar=1.0):
+def by_hand(log_pi, log_mu, terminated, truncated, mask=None, rho_bar=1.0, c_bar=1.0, lam=1.0):
     w, real = np.exp(log_pi - log_mu), np.ones(log_pi.shape, bool) if mask is None else mask
     lengths = np.zeros(w.shape)
     rows, T = w.shape
     for n in range(rows):
         for t in reversed(range(T)):
             goes_on = t + 1 < T and real[n, t + 1] and not (terminated[n, t] or truncated[n, t])
-            lengths[n, t] = 1 + (min(c_bar, w[n, t]) * lengths[n, t + 1] if goes_on else 0)
+            lengths[n, t] = 1 + (lam * min(c_bar, w[n, t]) * lengths[n, t + 1] if goes_on else 0)
     w, lengths = w[real], lengths[real]
     ess = w.sum() ** 2 / (len(w) * (w**2).sum())
     return w.mean(), (w > rho_bar).mean(), (w > c_bar).mean(), ess, (w - 1 - np.log(w)).mean(), lengths.mean()
@@ -33,8 +33,8 @@ def by_hand(log_pi, log_mu, terminated, truncated, mask=None, rho_bar=1.0, c_bar
 def test_against_numpy(masked, time_dim):
     data = batch(masked=masked)
     tensors = {name: torch.as_tensor(x).movedim(1, time_dim) for name, x in data.items()}
-    found = importance(**tensors, rho_bar=1.3, c_bar=0.8, time_dim=time_dim)
-    np.testing.assert_allclose(torch.stack(found), by_hand(**data, rho_bar=1.3, c_bar=0.8), rtol=1e-10)
+    found = importance(**tensors, rho_bar=1.3, c_bar=0.8, lam=0.9, time_dim=time_dim)
+    np.testing.assert_allclose(torch.stack(found), by_hand(**data, rho_bar=1.3, c_bar=0.8, lam=0.9), rtol=1e-10)
 
 
 def test_on_policy():

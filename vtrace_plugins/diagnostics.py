@@ -27,7 +27,8 @@ class Importance(NamedTuple):
     kl: Tensor
     """Estimate of KL(mu || pi), the mean of w - 1 - log w (Schulman's k3): never negative."""
     trace_length: Tensor
-    """Mean of 1 + c_t + c_t c_{t+1} + ..., up to the episode's end: how many temporal differences reach a target."""
+    """Mean of 1 + c_t + c_t c_{t+1} + ..., c = lam min(c_bar, w), up to the episode's end: how many temporal
+    differences reach a target (undiscounted)."""
 
 
 def importance(
@@ -39,6 +40,7 @@ def importance(
     mask: Tensor | None = None,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
+    lam: float = 1.0,
     time_dim: int = -1,
     lag: Tensor | None = None,
     lags: int | None = None,
@@ -56,6 +58,7 @@ def importance(
         mask: True where the step is real; padding is left out.
         rho_bar: clip of the ratio in the temporal differences.
         c_bar: clip of the ratio in the trace.
+        lam: lambda, the trace's other factor.
         time_dim: dimension of time.
         lag: how many updates each step is behind, ``[*B, T, *F]`` or a shape that broadcasts to it; integer.
         lags: how many lags to report, 0 to lags - 1; larger ones count as the last. Needed beside ``lag``.
@@ -77,6 +80,7 @@ def importance(
             raise VTraceError(name, f"shape {list(log_pi.shape)} (that of log_pi)", f"shape {list(x.shape)}")
     check_number("rho_bar", rho_bar, float("inf"))
     check_number("c_bar", c_bar, float("inf"))
+    check_number("lam", lam, 1.0)
     if (lag is None) != (lags is None):
         raise VTraceError("lags", "lag and lags together", "one of them")
     time_dim = check_time_dim(time_dim, log_pi.ndim)
@@ -90,7 +94,7 @@ def importance(
         cut = ~real
         for ends in (terminated, truncated):
             cut = cut if ends is None else cut | (ends != 0)
-        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, w.clamp(max=c_bar), real))
+        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, lam * w.clamp(max=c_bar), real))
         cut = cut | ~torch.cat([present[1:], torch.zeros_like(present[:1])])
         trace = LinearScan.apply(torch.ones_like(c), c, cut).movedim(0, time_dim)
 

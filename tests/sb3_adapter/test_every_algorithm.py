@@ -9,11 +9,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from worlds import A2C_, ALGORITHMS, MASKABLE, PPO_, RECURRENT, TRPO_, collect, envs, move, parameters
 
 from vtrace_plugins import VTraceError
 from vtrace_plugins.sb3 import VTraceCallback, VTraceRolloutBuffer
 from vtrace_plugins.sb3.observations import each
+from vtrace_plugins.sb3_contrib import VTraceMaskableRolloutBuffer
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 DICT = spaces.Dict({"position": spaces.Box(-1, 1, (3,)), "kind": spaces.Discrete(4)})
@@ -207,6 +209,46 @@ def test_another_buffer_class_is_refused():
         VTraceError, match="rollout_buffer_class: expected a V-trace buffer such as VTraceRolloutBuffer, got Mine"
     ):
         PPO_.make(envs(), rollout_buffer_class=Mine)
+
+
+@pytest.mark.parametrize(
+    ("cls", "space"),
+    [(VTraceRolloutBuffer, DICT), (VTraceMaskableRolloutBuffer, None)],
+    ids=["plain for Dict", "masks for PPO"],
+)
+def test_a_buffer_class_for_something_else_is_refused(cls, space):
+    with pytest.raises(VTraceError, match="rollout_buffer_class: expected a V-trace buffer such as VTrace"):
+        PPO_.make(envs(observation_space=space or spaces.Box(-1, 1, (3,))), rollout_buffer_class=cls)
+
+
+def test_ppo_is_told_not_to_weight_twice():
+    with pytest.warns(UserWarning, match="count the ratio twice"):
+        PPO_.make(envs(), rollout_buffer_kwargs={"weight_advantages": True}).learn(48)
+
+
+def test_a_buffer_that_is_replaced_is_bound_anew():
+    class Replace(BaseCallback):
+        def _on_training_start(self):
+            old = self.model.rollout_buffer
+            self.model.rollout_buffer = type(old)(16, old.observation_space, old.action_space, "cpu", n_envs=3)
+
+        def _on_step(self):
+            return True
+
+    model = PPO_.make(envs()).learn(48, callback=Replace())
+    assert model.rollout_buffer._bound is model and model.rollout_buffer.recorder.complete
+
+
+@pytest.mark.parametrize("algorithm", [PPO_, RECURRENT], ids=str)
+def test_a_policy_that_works_in_place_leaves_the_rows_alone(algorithm):
+    model = algorithm.make(envs())
+    buffer = collect(model)
+    rollout = buffer._refreshed()[0]
+    before = rollout.rows["observations"].clone()
+    model.policy.features_extractor.register_forward_pre_hook(lambda module, inputs: (inputs[0].relu_(),))
+    move(model)
+    list(buffer.get(16))
+    assert torch.equal(rollout.rows["observations"], before) and (before < 0).any()
 
 
 def test_stock_a2c_is_told_what_replay_needs():

@@ -63,6 +63,39 @@ def test_the_oldest_goes_and_the_lag_is_logged():
     assert sum(len(batch.returns) for batch in buffer.get(16)) == 3 * 48
 
 
+@pytest.mark.parametrize("algorithm", [PPO_, RECURRENT], ids=str)
+def test_rollouts_may_differ_in_length(algorithm):
+    model = algorithm.make(envs(limit=4), rollout_buffer_kwargs={"replay": 2}).learn(48 * 2)
+    buffer = model.rollout_buffer
+    model.n_steps = buffer.buffer_size = 24
+    if algorithm is RECURRENT:
+        buffer.hidden_state_shape = (24, *buffer.hidden_state_shape[1:])
+    model.learn(72, reset_num_timesteps=False)
+    assert [r.shape for r in (buffer._rollout, *buffer.replayed)] == [(3, 24), (3, 16), (3, 16)]
+    (batch,) = buffer.get(None)
+    if algorithm is RECURRENT:  # a new sequence at each environment's first row: no episode goes on into the next
+        assert batch.lstm_states.pi[0].shape[1] >= 9
+        assert (batch.mask > 0).sum() == 72 + 48 + 48
+    else:
+        assert len(batch.returns) == 72 + 48 + 48
+
+
+def test_sequences_never_cross_environments_of_rollouts_of_any_length():
+    from vtrace_plugins.sb3_contrib.recurrent import sequences
+
+    shapes = [(2, 3), (2, 5)]
+    rows = {name: torch.arange(16.0) for name in ("values", "log_probs", "advantages", "returns")}
+    rows |= {"observations": torch.arange(16.0)[:, None], "actions": torch.zeros(16, 1)}
+    rows |= {f"{kind}_states_{net}": torch.zeros(16, 1, 1) for kind in ("hidden", "cell") for net in ("pi", "vf")}
+    rows["episode_starts"] = torch.zeros(16, 1)
+    environment = np.repeat([0, 1, 2, 3], [3, 3, 5, 5])
+    for _ in range(10):
+        for batch in sequences(lambda **fields: fields, rows, shapes, 7, False):
+            pieces = batch["mask"].view(batch["lstm_states"].pi[0].shape[1], -1) > 0
+            for piece, real in zip(batch["old_values"].view(pieces.shape), pieces, strict=True):
+                assert len(set(environment[piece[real].long().numpy()])) == 1
+
+
 def test_rows_of_all_rollouts_lie_in_memory_once():
     model = replaying()
     buffer = model.rollout_buffer
@@ -148,6 +181,19 @@ class TestVecNormalize:
         before = rollout.rows["observations"].clone()
         rollout.normalise(env)
         torch.testing.assert_close(rollout.rows["observations"], before, rtol=1e-4, atol=1e-4)
+
+    def test_another_environment_in_the_middle_of_a_rollout(self):
+        model = PPO_.make(VecNormalize(envs()), rollout_buffer_kwargs={"replay": 2})
+
+        def swap(*_):
+            if model.num_timesteps == 24:
+                env = VecNormalize(envs())
+                model.set_env(env, force_reset=False)
+                env.reset()
+            return True
+
+        model.learn(48 * 4, callback=swap)
+        assert [r.recorder.has_raw for r in model.rollout_buffer.replayed] == [True, True]
 
     def test_under_another_wrapper_it_says_that_it_cannot(self):
         env = VecFrameStack(VecNormalize(envs(limit=4)), 2)

@@ -28,7 +28,7 @@ class VTraceAlgorithmMixin(_Host):
         ours, given = self.buffer_classes[isinstance(self.observation_space, spaces.Dict)], self.rollout_buffer_class
         if given is None or given in ours.__mro__:  # a stock model that is loaded brings the host's own class
             self.rollout_buffer_class = ours
-        elif not issubclass(given, VTraceMixin):
+        elif not (issubclass(given, VTraceMixin) and getattr(given, "_sample_type", None) is ours._sample_type):
             raise VTraceError("rollout_buffer_class", f"a V-trace buffer such as {ours.__name__}", given.__name__)
         self.rollout_buffer_kwargs = {"weight_advantages": self.weight_advantages, **self.rollout_buffer_kwargs}
         self._build()

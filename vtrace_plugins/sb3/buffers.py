@@ -306,17 +306,17 @@ class VTraceMixin(_Host):
         logger = getattr(algorithm, "_logger", None)
         if logger is None:
             return
-        # Each rollout's rows are [N, T]: one under another, more environments.
-        log_mu = torch.cat([r.rows["log_probs"].view(r.shape) for r in rollouts])
-        moved = torch.cat(
-            [(0 * r.rows["log_probs"] if r.log_ratio is None else r.log_ratio).view(r.shape) for r in rollouts]
-        )
+        # All rows as one sequence, cut where an environment ends: rollouts may differ in length.
+        log_mu = torch.cat([r.rows["log_probs"] for r in rollouts])
+        moved = torch.cat([0 * r.rows["log_probs"] if r.log_ratio is None else r.log_ratio for r in rollouts])
+        ends = np.concatenate([np.append(r.ends[:-1], np.ones_like(r.ends[:1]), 0).T.flatten() for r in rollouts])
         found = importance(
             log_mu + moved,
             log_mu,
-            terminated=torch.cat([torch.as_tensor(r.ends.T, device=log_mu.device) for r in rollouts]),
+            terminated=torch.as_tensor(ends, device=log_mu.device),
             rho_bar=self.clips["rho_bar"],
             c_bar=self.clips["c_bar"],
+            lam=self.gae_lambda,
         )
         for name, value in zip(found._fields, torch.stack(found).tolist(), strict=True):
             logger.record(f"vtrace/{name}", value)

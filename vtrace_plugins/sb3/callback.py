@@ -22,6 +22,21 @@ class VTraceCallback(BaseCallback):
     """
 
     def _init_callback(self) -> None:
+        buffer = self._bind()
+        multiplies = hasattr(self.model, "clip_range")  # PPO and its kin
+        if multiplies and buffer.weight_advantages:
+            warnings.warn(
+                "this loss multiplies by pi / mu itself: weight_advantages=True would count the ratio twice",
+                stacklevel=2,
+            )
+        if isinstance(self.model, A2C) and not buffer.weight_advantages and buffer.replayed.maxlen:
+            warnings.warn(
+                "A2C's loss does not multiply by pi / mu, so replayed rollouts need weight_advantages=True in "
+                "rollout_buffer_kwargs (or VTraceA2C, which sets it)",
+                stacklevel=2,
+            )
+
+    def _bind(self) -> VTraceMixin:
         buffer = getattr(self.model, "rollout_buffer", None)
         if not isinstance(buffer, VTraceMixin):
             raise VTraceError(
@@ -30,15 +45,10 @@ class VTraceCallback(BaseCallback):
                 type(buffer).__name__,
             )
         buffer.bind(self.model)
-        if isinstance(self.model, A2C) and not buffer.weight_advantages and buffer.replayed.maxlen:
-            warnings.warn(
-                "A2C's loss does not multiply by pi / mu, so replayed rollouts need weight_advantages=True in "
-                "rollout_buffer_kwargs (or VTraceA2C, which sets it)",
-                stacklevel=2,
-            )
+        return buffer
 
     def _on_rollout_start(self) -> None:
-        self.model.rollout_buffer.start()  # type: ignore[attr-defined]
+        self._bind().start()  # again: the buffer may have been replaced
 
     def _on_step(self) -> bool:
         # Before the host folds gamma * V(terminal_observation) into rewards, and before it adds the step.

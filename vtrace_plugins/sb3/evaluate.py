@@ -69,7 +69,7 @@ def evaluate(policy: Any, rows: dict[str, Any], space: spaces.Space[Any], *extra
     observations, actions = rows["observations"], policy_actions(rows["actions"], space)
 
     def chunk(some: slice) -> tuple[Tensor, ...]:
-        inputs = each(lambda x: x[some].to(policy.device), observations)
+        inputs = each(lambda x: x[some].to(policy.device, copy=True), observations)  # policies may work in place
         more = {name: rows[name][some].to(policy.device) for name in extras}
         values, log_probs, _ = policy.evaluate_actions(inputs, actions[some].to(policy.device), **more)
         return values, log_probs

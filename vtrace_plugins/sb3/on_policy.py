@@ -1,13 +1,14 @@
 """V-trace with every ratio 1, in NumPy: the rollout lies in host memory, and at these sizes NumPy's calls are cheapest.
 
-Same arithmetic as SB3's own loop, step by step where there are many environments: then the results are the same bits.
+Same arithmetic as SB3's own loop, step by step, and so the same bits; a scan only where that loop would be long and its
+rows few. (Training amplifies a difference of one rounding.)
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_FEW_ENVS = 64  # up to here the calls of a loop over time cost more than the work of a scan
+_FEW_ENVS, _MANY_STEPS = 64, 512  # where the calls of a loop over time cost more than the work of a scan
 
 
 def gae(
@@ -32,7 +33,7 @@ def gae(
     delta -= values
     goes_on *= gamma * lam
     steps, n_envs = values.shape
-    if n_envs > _FEW_ENVS:
+    if n_envs > _FEW_ENVS or steps <= _MANY_STEPS:
         later = np.empty_like(delta[0])
         for t in range(steps - 2, -1, -1):
             np.multiply(goes_on[t], delta[t + 1], out=later)

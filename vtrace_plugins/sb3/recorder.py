@@ -34,6 +34,7 @@ class Recorder:
         self.normalised_rewards: list[np.ndarray] = []  # what the normaliser made of them at the time
         self.raw_terminal: list[Any] = []
         self._recorded = np.zeros(steps, dtype=bool)
+        self._source: int | None = None  # which normaliser
         self._pending: _Step | None = None
 
     @property
@@ -49,6 +50,7 @@ class Recorder:
         """Before the rollout's first step, from ``observations``."""
         if normaliser is None or self.raw_observations:
             return
+        self._source = id(normaliser)
         raw = normaliser.get_original_obs()
         same = each(np.array_equal, each(np.float32, normaliser.normalize_obs(raw)), each(np.float32, observations))
         if not (all(same.values()) if isinstance(same, dict) else same):  # the rollout before was broken off
@@ -73,7 +75,9 @@ class Recorder:
                 if normaliser is not None:
                     self.raw_terminal.append(normaliser.unnormalize_obs(observation))
         self.rewards[step] = np.where(self.truncated[step], seen.rewards, rewards)
-        if normaliser is not None:
+        if self._source is not None and id(normaliser) != self._source:  # another environment, in the middle
+            self.raw_observations, self._source = [], None
+        if normaliser is not None and self._source is not None:
             self.raw_observations.append(each(np.copy, normaliser.get_original_obs()))
             self.raw_rewards.append(normaliser.get_original_reward())
             self.normalised_rewards.append(normaliser.normalize_reward(self.raw_rewards[-1]))

@@ -56,8 +56,8 @@ class _Recurrent(VTraceMixin):
         super()._flatten()
 
     def _minibatches(self, rollouts: list[Rollout], batch_size: int | None) -> Generator[Any, None, None]:
-        steps = rollouts[0].shape[1]
-        yield from sequences(self._sample_type, self._pool, steps, batch_size, self._merge_single)
+        shapes = [rollout.shape for rollout in rollouts]
+        yield from sequences(self._sample_type, self._pool, shapes, batch_size, self._merge_single)
 
     def _evaluate(self, policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor]:
         return evaluate(policy, rollout, self.action_space)

@@ -34,7 +34,7 @@ def evaluate(policy: Any, rollout: Rollout, space: spaces.Space[Any]) -> tuple[T
         some = slice(envs.start * steps, envs.stop * steps)
         first = slice(some.start, some.stop, steps)
         states = RNNStates(*(tuple(x.to(policy.device) for x in _states(rows, net, first)) for net in ("pi", "vf")))
-        inputs = each(lambda x: x[some].to(policy.device), rows["observations"])
+        inputs = each(lambda x: x[some].to(policy.device, copy=True), rows["observations"])
         starts = rows["episode_starts"][some].flatten().to(policy.device)
         values, log_probs, _ = policy.evaluate_actions(inputs, actions[some].to(policy.device), states, starts)
         return values, log_probs
@@ -74,14 +74,21 @@ def continuation(policy: Any, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
 
 
 def sequences(
-    sample_type: Callable[..., Any], rows: dict[str, Any], steps: int, batch_size: int | None, merge_single: bool
+    sample_type: Callable[..., Any],
+    rows: dict[str, Any],
+    shapes: list[tuple[int, int]],
+    batch_size: int | None,
+    merge_single: bool,
 ) -> Generator[Any, None, None]:
     """Minibatches of rows in order of time, cut where an episode or an environment starts, and padded with zeros to the
-    longest piece: ``[pieces * longest, ...]``. As in sb3-contrib, the order is turned by a random number of rows."""
+    longest piece: ``[pieces * longest, ...]``. As in sb3-contrib, the order is turned by a random number of rows.
+
+    ``shapes`` are the rollouts' (environments, steps).
+    """
     device = rows["values"].device
     starts = rows["episode_starts"].flatten().cpu().numpy() != 0
     total = len(starts)
-    starts |= np.arange(total) % steps == 0
+    starts |= np.concatenate([np.arange(n_envs * steps) % steps == 0 for n_envs, steps in shapes])
     order = np.roll(np.arange(total), -np.random.randint(total))
 
     for begin, end in pairwise(edges(total, batch_size, merge_single)):

@@ -43,6 +43,7 @@ class LogImportance(TrainerHookBase):
             mask=padding_mask(batch),
             rho_bar=float(estimator.rho_thresh),
             c_bar=float(estimator.c_thresh),
+            lam=estimator.lmbda,
             time_dim=estimator._resolve_time_dim(None, batch),
         )
         return {f"vtrace/{name}": value for name, value in zip(found._fields, torch.stack(found).tolist(), strict=True)}
