@@ -12,16 +12,11 @@ that ends within reason).
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib import metadata
-from pathlib import Path
 
+import report
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -106,8 +101,7 @@ def call_microseconds(function: Callable[[], object], calls: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
+    report.add_arguments(parser)
     args = parser.parse_args()
     torch.manual_seed(0)
 
@@ -132,18 +126,8 @@ def main() -> None:
             f"{shape:>14} {row['layout']:>6}"
             + "".join(f"{f['device_us']!s:>14} /{f['call_us']!s:>10}" for f in figures)
         )
-    if args.out:
-        commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-        header = {
-            "what": "microseconds: device_us of a CUDA-graph replay, call_us of a whole eager call; medians",
-            "device": torch.cuda.get_device_name(),
-            "date": date.today().isoformat(),
-            "commit": commit,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "triton", "torchrl")},
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
+    what = {"what": "microseconds: device_us of a CUDA-graph replay, call_us of a whole eager call; medians"}
+    report.write(args, what, "cuda", ("torch", "triton", "torchrl"), rows)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,10 @@ steps or so, and once none at all.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 
+import report
 import torch
 from tqdm import tqdm
 
@@ -46,8 +43,7 @@ def largest_error(data, dtype: torch.dtype, device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
+    report.add_arguments(parser)
     args = parser.parse_args()
 
     rows = []
@@ -61,16 +57,8 @@ def main() -> None:
     for row in rows:
         kind = "" if row["boundaries"] else ", no ends"
         print(f"| {row['T']}{kind} | " + " | ".join(f"{row[name]:.1e}" for name in names) + " |")
-    if args.out:
-        header = {
-            "what": "largest error of targets and advantages over the largest magnitude of their row",
-            "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
-            "date": date.today().isoformat(),
-            "commit": args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        }
-        args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
+    what = {"what": "largest error of targets and advantages over the largest magnitude of their row"}
+    report.write(args, what, args.device, ("torch",), rows)
 
 
 if __name__ == "__main__":

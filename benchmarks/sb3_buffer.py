@@ -9,17 +9,12 @@ Milliseconds, the median of the repeats; the two buffers hold the same data and 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
-from datetime import date
-from importlib import metadata
-from pathlib import Path
 
 import numpy as np
+import report
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -80,8 +75,7 @@ def one_pass(buffer: RolloutBuffer) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
+    report.add_arguments(parser)
     args = parser.parse_args()
 
     rows = []
@@ -109,20 +103,12 @@ def main() -> None:
         rows.append(row)
         cells = [f"{row[name][0]:.3f}, {row[name][1]:.3f}" for name in ("compute", "get", "rollout")]
         tqdm.write(f"{f'{steps} x {envs}':>14}{cells[0]:>20}{cells[1]:>20}{cells[2]:>24}")
-    if args.out:
-        cuda = torch.device(args.device).type == "cuda"
-        header = {
-            "what": f"milliseconds [stock, ours], median: compute_returns_and_advantage, one pass of get({BATCH}) on a "
-            f"rollout that was read before, and a rollout from compute to the end of {EPOCHS} passes",
-            "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
-            "bytes a step": 4 * (4 + 4) + 8,  # observations, four floats and an action
-            "date": date.today().isoformat(),
-            "commit": args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "numpy", "stable-baselines3")},
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
+    what = {
+        "what": f"milliseconds [stock, ours], median: compute_returns_and_advantage, one pass of get({BATCH}) on a "
+        f"rollout that was read before, and a rollout from compute to the end of {EPOCHS} passes",
+        "bytes a step": 4 * (4 + 4) + 8,  # observations, four floats and an action
+    }
+    report.write(args, what, args.device, ("torch", "numpy", "stable-baselines3"), rows)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,10 @@ Seconds, the median of the repeats, which take turns; CartPole-v1, 8 environment
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
-from datetime import date
-from importlib import metadata
-from pathlib import Path
 
+import report
 import torch
 from sb3_contrib import TRPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
@@ -55,7 +50,7 @@ def seconds(name: str, options: dict[str, object] | None) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    report.add_arguments(parser)
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -69,16 +64,8 @@ def main() -> None:
         row = {variant: round(statistics.median(each), 3) for variant, each in times.items()}
         rows.append({"model": name} | row)
         tqdm.write(f"{name:<26}" + "".join(f"{x:>12.2f}" for x in row.values()))
-    if args.out:
-        header = {
-            "what": f"seconds of learn(), median of {REPEATS}, CartPole-v1",
-            "device": "CPU, 1 thread",
-            "date": date.today().isoformat(),
-            "commit": subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "stable-baselines3", "sb3-contrib")},
-        }
-        args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
+    what = {"what": f"seconds of learn(), median of {REPEATS}, CartPole-v1"}
+    report.write(args, what, "cpu", ("torch", "stable-baselines3", "sb3-contrib"), rows)
 
 
 if __name__ == "__main__":

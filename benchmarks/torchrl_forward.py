@@ -11,18 +11,11 @@ actions stands beside it.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
-import subprocess
 import time
-from datetime import date
-from importlib import metadata
-from pathlib import Path
 
-import tensordict
+import report
 import torch
-import torchrl
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -80,8 +73,7 @@ def milliseconds(estimators: dict[str, VTrace], data: TensorDict) -> dict[str, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
+    report.add_arguments(parser)
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -110,23 +102,12 @@ def main() -> None:
         ratio = row["stock"] / row["ours, upstream's log-probs"]
         shape = f"{row['envs']} x {row['steps']}"
         print(f"{shape:>14}" + "".join(f"{row[name]:>25.2f} ms" for name in estimators) + f"{ratio:>15.1f}x")
-    if args.out:
-        commit = args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip()
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        header = {
-            "what": f"milliseconds a call of forward, wall clock, median of {REPEATS} times {CALLS} calls back to back",
-            "networks": f"actor and critic {OBSERVATIONS} -> {HIDDEN} tanh -> {ACTIONS} and 1, Categorical",
-            "bytes a step": 4 * (2 * OBSERVATIONS + 2) + 8 + 3,
-            "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
-            "date": date.today().isoformat(),
-            "commit": commit,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": metadata.version("triton"),
-            "torchrl": torchrl.__version__,
-            "tensordict": tensordict.__version__,
-        }
-        args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
+    what = {
+        "what": f"milliseconds a call of forward, wall clock, median of {REPEATS} times {CALLS} calls back to back",
+        "networks": f"actor and critic {OBSERVATIONS} -> {HIDDEN} tanh -> {ACTIONS} and 1, Categorical",
+        "bytes a step": 4 * (2 * OBSERVATIONS + 2) + 8 + 3,
+    }
+    report.write(args, what, args.device, ("torch", "triton", "torchrl", "tensordict"), rows)
 
 
 if __name__ == "__main__":

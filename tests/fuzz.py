@@ -21,6 +21,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from multiprocessing import get_context
@@ -40,6 +41,8 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 FLAGS = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32)
 POISONS = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-40)
 INTERPRETED_ELEMENTS = 60  # the interpreter takes 0.1 ms an element
+
+Outcome = tuple[Counter[str], dict[str, float], list[str]]
 
 
 class Window:
@@ -149,7 +152,7 @@ class Window:
         return data, episodes == episodes[row, t]
 
 
-def check(seed: int, device: str, most: int) -> tuple[Counter[str], dict[str, float], list[str]]:
+def check(seed: int, device: str, most: int) -> Outcome:
     """Everything about one window: what was run, the largest error in units of the tolerance, what disagreed."""
     ran: Counter[str] = Counter()
     worst: dict[str, float] = {}
@@ -181,18 +184,21 @@ def check(seed: int, device: str, most: int) -> tuple[Counter[str], dict[str, fl
     return ran, worst, wrong
 
 
-def campaign(seeds: range, device: str, most: int) -> tuple[Counter[str], dict[str, float], list[str]]:
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", module="triton.runtime.interpreter")  # NumPy's, on NaN and inf
+def merged(outcomes: Iterable[Outcome]) -> Outcome:
     ran: Counter[str] = Counter()
     worst: dict[str, float] = {}
     wrong: list[str] = []
-    for seed in seeds:
-        one_ran, one_worst, one_wrong = check(seed, device, most)
+    for one_ran, one_worst, one_wrong in outcomes:
         ran += one_ran
         worst = {k: max(worst.get(k, 0.0), one_worst.get(k, 0.0)) for k in worst.keys() | one_worst.keys()}
         wrong += one_wrong
     return ran, worst, wrong
+
+
+def campaign(seeds: range, device: str, most: int) -> Outcome:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="triton.runtime.interpreter")  # NumPy's, on NaN and inf
+    return merged(check(seed, device, most) for seed in seeds)
 
 
 def main() -> int:
@@ -207,9 +213,6 @@ def main() -> int:
     args = parser.parse_args()
 
     start = time.perf_counter()
-    ran: Counter[str] = Counter()
-    worst: dict[str, float] = {}
-    wrong: list[str] = []
     each = 50
     parts = [
         range(first, min(first + each, args.first + args.windows))
@@ -217,12 +220,7 @@ def main() -> int:
     ]
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
         futures = pool.map(campaign, parts, [args.device] * len(parts), [args.longest] * len(parts))
-        for part_ran, part_worst, part_wrong in tqdm(
-            futures, total=len(parts), unit_scale=each, unit="window", disable=None
-        ):
-            ran += part_ran
-            worst = {k: max(worst.get(k, 0.0), part_worst.get(k, 0.0)) for k in worst.keys() | part_worst.keys()}
-            wrong += part_wrong
+        ran, worst, wrong = merged(tqdm(futures, total=len(parts), unit_scale=each, unit="window", disable=None))
     summary = {
         "windows": args.windows,
         "first seed": args.first,

@@ -1,11 +1,13 @@
 """The look at the data: silent on right data, one finding for each mistake."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from helpers import tensors, window
 
-from vtrace_plugins import VTraceError, validate
+from vtrace_plugins import VTraceError, validate, vtrace
 
 
 def good(**kwargs):
@@ -102,6 +104,13 @@ def test_a_nan_that_is_never_read_is_fine_and_wrong_shapes_are_errors():
     assert "NaN" not in str(validate(**data, gamma=0.97))
     with pytest.raises(VTraceError, match="rewards: expected shape"):
         validate(**data | {"rewards": data["rewards"][:, :3]}, gamma=0.97)
+
+
+def test_it_takes_what_vtrace_takes():
+    """Same names, kinds, defaults and annotations, so that a call is validated by its name alone."""
+    assert inspect.signature(validate).parameters == inspect.signature(vtrace).parameters
+    with pytest.raises(VTraceError, match="backend: expected one of"):
+        validate(**good(), gamma=0.97, backend="cuda")
 
 
 def test_the_docstring():

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.checks import check_inputs
+from vtrace_plugins._core.checks import check_backend, check_inputs
 from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins.diagnostics import importance
 
@@ -87,6 +87,7 @@ def validate(
         >>> print(validate(p, p, p, p, p > 1, last_value=p[:, 0], gamma=0.9))
         log_pi: all are in [0, 1]: log-probabilities wanted, these look like probabilities
     """
+    check_backend(backend)
     given = Inputs(
         log_pi, log_mu, values, rewards, terminated, truncated, bootstrap_values, last_value, next_values, mask,
         gamma, rho_bar, c_bar, rho_bar if pg_rho_bar is None else pg_rho_bar, lam, weight_advantages, time_dim,

@@ -4,7 +4,6 @@ import copy
 import pickle
 import warnings
 
-import gymnasium as gym
 import numpy as np
 import oracle
 import pytest
@@ -14,32 +13,12 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
+from worlds import BOX, assert_outputs_as_stored, collect, envs, move
 
 from vtrace_plugins import VTraceError
 from vtrace_plugins.sb3 import VTraceA2C, VTraceCallback, VTraceDictRolloutBuffer, VTracePPO, VTraceRolloutBuffer
 
-SPACES = (spaces.Box(-1, 1, (3,)), spaces.Discrete(2))
-
-
-class Episodes(gym.Env):
-    """Random observations; an episode ends after five steps, or is cut short by the time limit below at four."""
-
-    def __init__(self, action_space=SPACES[1], limit=None):
-        self.observation_space, self.action_space, self.limit = SPACES[0], action_space, limit
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        self.t += 1
-        terminated = self.t >= 5
-        return self.observation_space.sample(), float(self.t), terminated, not terminated and self.t == self.limit, {}
-
-
-def envs(n=3, **kwargs):
-    return make_vec_env(Episodes, n_envs=n, seed=0, env_kwargs=kwargs)
+SPACES = (BOX, spaces.Discrete(2))
 
 
 def filled(cls, steps=32, n_envs=4, **kwargs):
@@ -108,12 +87,9 @@ def collected(limit=None, action_space=SPACES[1], **kwargs):
     model = VTracePPO(
         "MlpPolicy", envs(limit=limit, action_space=action_space), n_steps=16, device="cpu", seed=0, **kwargs
     )
-    _, callback = model._setup_learn(100)
-    model.collect_rollouts(model.env, callback, model.rollout_buffer, 16)
+    collect(model)
     before = copy.deepcopy(model.policy.state_dict())
-    with torch.no_grad():
-        for p in model.policy.parameters():
-            p.add_(0.1 * torch.randn_like(p))
+    move(model)
     return model, before
 
 
@@ -123,15 +99,6 @@ def assert_same_rows(batch, wanted):
     found = np.stack([getattr(batch, name).numpy() for name in names], 1)
     rows = np.stack([wanted[name] for name in names], 1)
     np.testing.assert_allclose(found[np.lexsort(found.T)], rows[np.lexsort(rows.T)], rtol=0, atol=2e-5)
-
-
-def assert_stored_outputs(model):
-    """What the unmoved policy says of the rollout is what it said when it collected it."""
-    buffer = model.rollout_buffer
-    rollout = buffer._refreshed()[0]
-    values, log_probs = buffer._evaluate(model.policy, rollout)
-    torch.testing.assert_close(log_probs, rollout.rows["log_probs"], rtol=0, atol=2e-6)
-    torch.testing.assert_close(values, rollout.rows["values"], rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("limit", [None, 4], ids=["terminations", "time limits"])
@@ -187,7 +154,7 @@ def test_an_unmoved_policy_has_the_stored_log_probs_and_is_not_evaluated_again(m
     model, before = collected()
     model.policy.load_state_dict(before)
     buffer = model.rollout_buffer
-    assert_stored_outputs(model)
+    assert_outputs_as_stored(model)
 
     calls = []
     monkeypatch.setattr(buffers, "evaluate", lambda *a: calls.append(1) or evaluate(*a))
@@ -248,15 +215,6 @@ def test_dict_observations():
     assert isinstance(model.rollout_buffer, VTraceDictRolloutBuffer) and isinstance(
         model.rollout_buffer, DictRolloutBuffer
     )
-
-
-@pytest.mark.parametrize(
-    "options", [{"use_sde": True}, {"policy_kwargs": {"squash_output": True}, "use_sde": True}], ids=str
-)
-def test_state_dependent_exploration(options):
-    model, before = collected(action_space=spaces.Box(-1, 1, (2,)), **options)
-    model.policy.load_state_dict(before)
-    assert_stored_outputs(model)
 
 
 @pytest.mark.parametrize(

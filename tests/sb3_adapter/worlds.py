@@ -100,3 +100,14 @@ def move(model, by=0.1):
 
 def parameters(model):
     return torch.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+
+def assert_outputs_as_stored(model):
+    """What the unmoved policy says of the rollout is what it said when it collected it; its mode is kept."""
+    buffer = model.rollout_buffer
+    rollout = buffer._refreshed()[0]
+    model.policy.set_training_mode(True)
+    values, log_probs = buffer._evaluate(model.policy, rollout)
+    assert model.policy.training
+    torch.testing.assert_close(log_probs, rollout.rows["log_probs"], rtol=0, atol=2e-6)
+    torch.testing.assert_close(values, rollout.rows["values"], rtol=0, atol=2e-6)

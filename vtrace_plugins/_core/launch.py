@@ -87,10 +87,9 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
         nonlocal compiled
-        run = compiled  # once: another thread may set it meanwhile
         results = empty_results(x.values, time_dim)
         pool: tuple[Any, ...] = (*x, *results)
-        address: Any = Tensor.data_ptr if run else lambda t: t
+        address: Any = Tensor.data_ptr if compiled else lambda t: t
         arguments: list[Any] = template.copy()
         copies = []  # alive until the launch
         for i, place, name, strides in strided:
@@ -103,8 +102,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
             arguments[i] = address(pool[place])
         elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else nullcontext():
-            if run:
-                run(*arguments)
+            if compiled:
+                compiled(*arguments)
             else:
                 handle = vtrace_kernel[grid](*arguments)
                 compiled = None if INTERPRETED else handle[grid]

@@ -189,6 +189,11 @@ class VTraceMixin(_Host):
 
     # --- training ---
 
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The arrays of one entry a step, in the order of the host's samples."""
+        return ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
+
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """The host's minibatches, over the replayed rollouts too, after a refresh where the policy has moved."""
         assert self.full, "the rollout buffer is not full"
@@ -199,8 +204,7 @@ class VTraceMixin(_Host):
         yield from self._minibatches(rollouts, batch_size)
 
     def _minibatches(self, rollouts: list[Rollout], batch_size: int | None) -> Generator[Any, None, None]:
-        names = ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
-        columns = [self._pool[name] for name in names]
+        columns = [self._pool[name] for name in self._columns]
         yield from minibatches(self._sample_type, columns, batch_size, self._merge_single)
 
     def _refreshed(self) -> list[Rollout]:
@@ -233,8 +237,8 @@ class VTraceMixin(_Host):
         rewards = self.recorder.rewards + edits if self.recorder.complete else self.rewards
         ends = self._ends(end)
         self._flatten()
-        names = ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
-        rows = {name: each(lambda x: torch.as_tensor(x, device=self.device), getattr(self, name)) for name in names}
+        on_device = lambda x: torch.as_tensor(x, device=self.device)  # noqa: E731
+        rows = {name: each(on_device, getattr(self, name)) for name in self._columns}
         if self._float_actions or isinstance(self.action_space, spaces.MultiBinary):  # Bernoulli takes no int8
             rows["actions"] = rows["actions"].float()
         for name in ("values", "log_probs", "advantages", "returns"):
@@ -244,7 +248,7 @@ class VTraceMixin(_Host):
 
     def _flatten(self) -> None:
         """``[T, N, ...]`` to ``[N * T, ...]``, as the host does at its first ``get``."""
-        for name in ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras):
+        for name in self._columns:
             setattr(self, name, each(self.swap_and_flatten, getattr(self, name)))
         self.generator_ready = True
 
@@ -318,8 +322,8 @@ class VTraceMixin(_Host):
             c_bar=self.clips["c_bar"],
             lam=self.gae_lambda,
         )
-        for name, value in zip(found._fields, torch.stack(found).tolist(), strict=True):
-            logger.record(f"vtrace/{name}", value)
+        for name, value in found.scalars().items():
+            logger.record(name, value)
         logger.record("vtrace/lag", float(np.mean([algorithm._n_updates - r.end.updates for r in rollouts])))
 
     def _warn_once(self, message: str) -> None:

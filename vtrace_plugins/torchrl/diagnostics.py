@@ -46,7 +46,7 @@ class LogImportance(TrainerHookBase):
             lam=estimator.lmbda,
             time_dim=estimator._resolve_time_dim(None, batch),
         )
-        return {f"vtrace/{name}": value for name, value in zip(found._fields, torch.stack(found).tolist(), strict=True)}
+        return found.scalars()
 
     def state_dict(self) -> dict[str, Any]:
         return {}
