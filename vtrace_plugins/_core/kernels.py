@@ -1,9 +1,16 @@
-"""The Triton kernel: log-probs in, targets and advantages out, one launch.
+"""The Triton kernels: log-probs in, targets and advantages out.
 
-The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan over elements (a, b) = (alpha, beta), run against
-time. A step that ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The
-cut rides in b: beta is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it
-out.
+The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan against time over maps ``x -> a + b x``. A step that
+ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The cut rides in b: beta
+is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it out.
+
+Two kernels differ in how a program goes over time. ``tiles_kernel`` scans tiles ``[BLOCK_ROWS, BLOCK_TIME]``, time
+along the lanes: for rows that are contiguous in time, or few. ``lanes_kernel`` gives every row a lane and walks: for
+many rows that lie side by side in memory.
+
+A long window of few rows is cut into chunks, over the grid's second dimension: the ``SUMMARY`` pass writes each chunk's
+map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
+pass.
 
 Every tensor is a tuple ``(pointer, stride_outer, stride_time, stride_inner)`` over ``[outer, time, inner]``; an absent
 one is None, which removes its branch at compile time.
@@ -12,12 +19,31 @@ one is None, which removes its branch at compile time.
 import triton
 import triton.language as tl
 
+WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))
+
+
+@triton.jit
+def then(a, b, a_later, b_later):
+    """The map of a span of time, followed by that of a later span."""
+    cut = b < 0
+    return tl.where(cut, a, a + b * a_later), tl.where(cut | (b_later < 0), -1.0, b * b_later)
+
 
 @triton.jit
 def combine(a_later, b_later, a, b):
-    """(a, b) lies earlier in time and is read last: the associative operator, Delta over both spans."""
-    cut = b < 0
-    return tl.where(cut, a, a + b * a_later), tl.where(cut | (b_later < 0), -1.0, b * b_later)
+    """The associative operator of the scan, which runs against time: what it has gathered is later."""
+    return then(a, b, a_later, b_later)
+
+
+@triton.jit
+def combine_with_rest(a_later, b_later, c_later, d_later, a, b, c, d):
+    """Beside the map (a, b) of a span of time, that of the span without its first step, (c, d).
+
+    Their scan gives Delta_t and Delta_{t+1} at once: the advantage needs the latter, which lives in another lane.
+    """
+    whole_a, whole_b = then(a, b, a_later, b_later)
+    rest_a, rest_b = then(c, d, a_later, b_later)
+    return whole_a, whole_b, rest_a, rest_b
 
 
 @triton.jit
@@ -48,7 +74,91 @@ def is_set(x, outer, t, inner, where):
 
 
 @triton.jit
-def vtrace_kernel(
+def read_data(log_pi, log_mu, values, rewards, step_gamma, gamma, outer, t, inner, real, COMPUTE: tl.constexpr):
+    """(value, reward, importance ratio, discount); where not real, 0, 0, 1 and gamma or 0."""
+    value = read(values, outer, t, inner, real, COMPUTE)
+    reward = read(rewards, outer, t, inner, real, COMPUTE)
+    w = tl.exp(read(log_pi, outer, t, inner, real, COMPUTE) - read(log_mu, outer, t, inner, real, COMPUTE))
+    if step_gamma is None:
+        discount = tl.full(value.shape, gamma, COMPUTE)
+    else:
+        discount = read(step_gamma, outer, t, inner, real, COMPUTE)
+    return value, reward, w, discount
+
+
+@triton.jit
+def boundaries(term, trunc, real, has_next):
+    """(cut, where the continuation is read). A cut step that is not real reads nothing, and both its results are 0."""
+    bootstraps = (~has_next | trunc) & ~term
+    return term | bootstraps, bootstraps & real
+
+
+@triton.jit
+def continue_with(
+    continuation,
+    value_ahead,
+    outer,
+    t,
+    inner,
+    term,
+    cut,
+    bootstraps,
+    real,
+    IS_NEXT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """V of the state that follows: 0 where terminated, the continuation where it counts, else the next value."""
+    if IS_NEXT:
+        result = read(continuation, outer, t, inner, real & ~term, COMPUTE)
+    else:
+        result = tl.where(cut, read(continuation, outer, t, inner, bootstraps, COMPUTE), value_ahead)
+    return result
+
+
+@triton.jit
+def element(
+    w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
+    LAMBDA_IS_ONE: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """(alpha, beta) of a step."""
+    rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
+    c = clip(w, c_bar, c_bar_pointer, COMPUTE)
+    if not LAMBDA_IS_ONE:
+        c = tl.full([], lam, COMPUTE) * c
+    return rho * (reward + discount * next_value - value), tl.where(cut, -1.0, discount * c)
+
+
+@triton.jit
+def advantage_of(
+    w, reward, value, next_value, target_ahead, discount, cut, pg_rho_bar, pg_rho_bar_pointer, lam,
+    LAMBDA_IS_ONE: tl.constexpr, WEIGHTED: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    if not LAMBDA_IS_ONE:
+        target_ahead = next_value + tl.full([], lam, COMPUTE) * (target_ahead - next_value)
+    advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
+    if WEIGHTED:
+        advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
+    return advantage
+
+
+@triton.jit
+def write(x, outer, t, inner, value, where):
+    tl.store(at(x, outer, t, inner), value.to(x[0].dtype.element_ty), mask=where)
+
+
+@triton.jit
+def entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS: tl.constexpr):
+    """Delta at the first step after the chunk, ``[BLOCK_ROWS, 1]``: the later chunks' maps, composed."""
+    j = tl.arange(0, BLOCK_CHUNKS)[None, :]
+    later = row_exists & (j > chunk) & (j < chunks)
+    a = tl.load(summary_a + (j * rows + row), mask=later, other=0)
+    b = tl.load(summary_b + (j * rows + row), mask=later, other=1)  # the map of no step at all is x -> 0 + 1 x
+    a, b = tl.associative_scan((a, b), 1, combine, reverse=True)
+    return tl.sum(tl.where(j == 0, a, 0.0), 1, keep_dims=True)
+
+
+@triton.jit
+def tiles_kernel(
     log_pi,
     log_mu,
     values,
@@ -63,6 +173,8 @@ def vtrace_kernel(
     rho_bar_pointer,
     c_bar_pointer,
     pg_rho_bar_pointer,
+    summary_a,
+    summary_b,
     # Python floats reach a kernel as float32 unless annotated; float64 data needs all of gamma.
     gamma: tl.float64,
     rho_bar: tl.float64,
@@ -72,6 +184,8 @@ def vtrace_kernel(
     rows,
     T,
     inner_size,
+    chunk_tiles,
+    chunks,
     CONTINUATION_IS_NEXT: tl.constexpr,  # next_values (read at every step), not bootstrap_values or last_value
     LAMBDA_IS_ONE: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -79,68 +193,188 @@ def vtrace_kernel(
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TIME: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+    ONE_TILE: tl.constexpr,  # a chunk is one tile
+    PASS: tl.constexpr,
 ):
-    """One program: BLOCK_ROWS rows, all of time in tiles of BLOCK_TIME, from the window's end to its start."""
+    """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
     row_exists = row < rows
     outer = row // inner_size
     inner = row % inner_size
+    chunk = tl.program_id(1)
+    first = chunk * chunk_tiles
+    tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
 
-    i = tl.arange(0, BLOCK_TIME)[None, :]  # scan order: i = 0 is the last step of the tile
-    carry = tl.zeros([BLOCK_ROWS, 1], COMPUTE)  # Delta at the first step of the tile after this one in time
-    for tile in range(tl.cdiv(T, BLOCK_TIME)):
-        t = (T - 1 - tile * BLOCK_TIME - i).to(INDEX)
-        real = row_exists & (t >= 0)
+    # The map of all that was scanned so far, which comes later in time. All but a summary know what x is: b = -1.
+    carry_a = tl.zeros([BLOCK_ROWS, 1], COMPUTE)
+    carry_b = tl.full([BLOCK_ROWS, 1], 1 if PASS == SUMMARY else -1, COMPUTE)
+    if PASS == APPLY:
+        carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS)
+    nothing_is_carried: tl.constexpr = ONE_TILE and PASS != APPLY
+
+    i = tl.arange(0, BLOCK_TIME)[None, :]
+    for tile in range(tiles):
+        t = ((first + tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
+        exists = row_exists & (t < T)
+        real = exists
         has_next = real & (t + 1 < T)
         if mask is not None:
             real = is_set(mask, outer, t, inner, real)
             has_next = is_set(mask, outer, t + 1, inner, has_next) & real
-
-        # Where not real, everything below is read as 0 and the step is cut: both results come out as 0.
+        # Reads that wait for no other come first; what is behind a cut is read here and there, and never used.
         term = is_set(terminated, outer, t, inner, real)
-        bootstraps = ~has_next & ~term  # at the end of the window, or before padding
-        if truncated is not None:
-            bootstraps = bootstraps | is_set(truncated, outer, t, inner, real & ~term)
-        cut = term | bootstraps
-        bootstraps = bootstraps & real
-
-        value = read(values, outer, t, inner, real, COMPUTE)
-        reward = read(rewards, outer, t, inner, real, COMPUTE)
-        w = tl.exp(read(log_pi, outer, t, inner, real, COMPUTE) - read(log_mu, outer, t, inner, real, COMPUTE))
-        if step_gamma is None:
-            discount = tl.full([BLOCK_ROWS, BLOCK_TIME], gamma, COMPUTE)
-        else:
-            discount = read(step_gamma, outer, t, inner, real, COMPUTE)
-
-        value_ahead = read(values, outer, t + 1, inner, ~cut, COMPUTE)
-        if CONTINUATION_IS_NEXT:
-            next_value = read(continuation, outer, t, inner, real & ~term, COMPUTE)
-        else:
-            next_value = tl.where(cut, read(continuation, outer, t, inner, bootstraps, COMPUTE), value_ahead)
-
-        rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
-        c = clip(w, c_bar, c_bar_pointer, COMPUTE)
-        if not LAMBDA_IS_ONE:
-            mix = tl.full([], lam, COMPUTE)
-            c = mix * c
-        alpha = rho * (reward + discount * next_value - value)
-        a, b = tl.associative_scan((alpha, tl.where(cut, -1.0, discount * c)), 1, combine)
-        delta = tl.where(b < 0, a, a + b * carry)
-        tl.store(
-            at(targets, outer, t, inner), (value + delta).to(targets[0].dtype.element_ty), mask=row_exists & (t >= 0)
+        trunc = real & ~real if truncated is None else is_set(truncated, outer, t, inner, real)
+        value, reward, w, discount = read_data(
+            log_pi, log_mu, values, rewards, step_gamma, gamma, outer, t, inner, real, COMPUTE
         )
+        value_ahead = read(values, outer, t + 1, inner, has_next, COMPUTE)
 
-        # v_{t+1} needs the neighbour's Delta, which lives in another lane (or came with the carry).
-        before = tl.broadcast_to(tl.maximum(i - 1, 0), [BLOCK_ROWS, BLOCK_TIME])
-        delta_ahead = tl.where(i == 0, carry, tl.gather(delta, before, 1))
-        target_ahead = value_ahead + delta_ahead
-        if not LAMBDA_IS_ONE:
-            target_ahead = next_value + mix * (target_ahead - next_value)
-        advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
-        if WEIGHTED:
-            advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
-        tl.store(
-            at(advantages, outer, t, inner), advantage.to(advantages[0].dtype.element_ty), mask=row_exists & (t >= 0)
+        cut, bootstraps = boundaries(term, trunc, real, has_next)
+        next_value = continue_with(
+            continuation, value_ahead, outer, t, inner, term, cut, bootstraps, real, CONTINUATION_IS_NEXT, COMPUTE
         )
+        alpha, beta = element(
+            w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
+            LAMBDA_IS_ONE, COMPUTE,
+        )  # fmt: skip
+        if PASS == SUMMARY:
+            delta, b = tl.associative_scan((alpha, beta), 1, combine, reverse=True)
+        else:
+            zero = tl.zeros([BLOCK_ROWS, BLOCK_TIME], COMPUTE)
+            delta, b, delta_ahead, d = tl.associative_scan(
+                (alpha, beta, zero, zero + 1), 1, combine_with_rest, reverse=True
+            )
+            if not nothing_is_carried:
+                delta_ahead, _ = then(delta_ahead, d, carry_a, carry_b)
+        if not nothing_is_carried:
+            delta, b = then(delta, b, carry_a, carry_b)
+        if PASS != SUMMARY:
+            write(targets, outer, t, inner, value + delta, exists)
+            advantage = advantage_of(
+                w, reward, value, next_value, value_ahead + delta_ahead, discount, cut, pg_rho_bar, pg_rho_bar_pointer,
+                lam, LAMBDA_IS_ONE, WEIGHTED, COMPUTE,
+            )  # fmt: skip
+            write(advantages, outer, t, inner, advantage, exists)
+        if not ONE_TILE or PASS == SUMMARY:
+            carry_a = tl.sum(tl.where(i == 0, delta, 0.0), 1, keep_dims=True)
+        if PASS == SUMMARY:
+            carry_b = tl.sum(tl.where(i == 0, b, 0.0), 1, keep_dims=True)
+    if PASS == SUMMARY:
+        tl.store(summary_a + (chunk * rows + row), carry_a, mask=row_exists)
+        tl.store(summary_b + (chunk * rows + row), carry_b, mask=row_exists)
 
-        carry = tl.sum(tl.where(i == BLOCK_TIME - 1, delta, 0.0), 1, keep_dims=True)
+
+@triton.jit
+def lanes_kernel(
+    log_pi,
+    log_mu,
+    values,
+    rewards,
+    terminated,
+    truncated,
+    continuation,
+    mask,
+    step_gamma,
+    targets,
+    advantages,
+    rho_bar_pointer,
+    c_bar_pointer,
+    pg_rho_bar_pointer,
+    summary_a,
+    summary_b,
+    gamma: tl.float64,
+    rho_bar: tl.float64,
+    c_bar: tl.float64,
+    pg_rho_bar: tl.float64,
+    lam: tl.float64,
+    rows,
+    T,
+    inner_size,
+    chunk_tiles,
+    chunks,
+    CONTINUATION_IS_NEXT: tl.constexpr,
+    LAMBDA_IS_ONE: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INDEX: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TIME: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+    PASS: tl.constexpr,
+):
+    """One program: BLOCK_ROWS rows of one chunk, step by step from its end; BLOCK_TIME steps' loads are in flight."""
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(INDEX)
+    row_exists = row < rows
+    outer = row // inner_size
+    inner = row % inner_size
+    chunk = tl.program_id(1)
+    first = chunk * chunk_tiles
+    tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
+
+    delta = tl.zeros([BLOCK_ROWS], COMPUTE)  # of the step after, as is all that is "ahead"
+    b = tl.full([BLOCK_ROWS], 1 if PASS == SUMMARY else -1, COMPUTE)
+    if PASS == APPLY:
+        column = row[:, None]
+        delta = tl.sum(entering(summary_a, summary_b, column, rows, column < rows, chunk, chunks, BLOCK_CHUNKS), 1)
+    end = tl.full([BLOCK_ROWS], (first + tiles) * BLOCK_TIME, INDEX)
+    real_ahead = row_exists & (end < T)
+    if mask is not None:
+        real_ahead = is_set(mask, outer, end, inner, real_ahead)
+    value_ahead = read(values, outer, end, inner, real_ahead, COMPUTE)
+
+    for tile in range(tiles):
+        last = tl.full([BLOCK_ROWS], (first + tiles - tile) * BLOCK_TIME - 1, INDEX)
+        flags = ()
+        data = ()
+        for k in tl.static_range(BLOCK_TIME):
+            exists = row_exists & (last - k < T)
+            real = exists if mask is None else is_set(mask, outer, last - k, inner, exists)
+            term = is_set(terminated, outer, last - k, inner, real)
+            trunc = real & ~real if truncated is None else is_set(truncated, outer, last - k, inner, real)
+            flags = flags + ((exists, real, term, trunc),)
+            data = data + (
+                read_data(log_pi, log_mu, values, rewards, step_gamma, gamma, outer, last - k, inner, real, COMPUTE),
+            )
+        # A second wave, as it waits for the flags.
+        after = ()
+        for k in tl.static_range(BLOCK_TIME):
+            exists, real, term, trunc = flags[k]
+            cut, bootstraps = boundaries(term, trunc, real, real & real_ahead)
+            next_value = continue_with(
+                continuation,
+                value_ahead,
+                outer,
+                last - k,
+                inner,
+                term,
+                cut,
+                bootstraps,
+                real,
+                CONTINUATION_IS_NEXT,
+                COMPUTE,
+            )
+            after = after + ((cut, next_value, value_ahead),)
+            real_ahead = real
+            value_ahead = data[k][0]
+
+        for k in tl.static_range(BLOCK_TIME):
+            value, reward, w, discount = data[k]
+            cut, next_value, value_at_next = after[k]
+            alpha, beta = element(
+                w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
+                LAMBDA_IS_ONE, COMPUTE,
+            )  # fmt: skip
+            if PASS != SUMMARY:
+                advantage = advantage_of(
+                    w, reward, value, next_value, value_at_next + delta, discount, cut, pg_rho_bar, pg_rho_bar_pointer,
+                    lam, LAMBDA_IS_ONE, WEIGHTED, COMPUTE,
+                )  # fmt: skip
+                write(advantages, outer, last - k, inner, advantage, flags[k][0])
+            delta, b = then(alpha, beta, delta, b)
+            if PASS != SUMMARY:
+                write(targets, outer, last - k, inner, value + delta, flags[k][0])
+    if PASS == SUMMARY:
+        tl.store(summary_a + (chunk * rows + row), delta, mask=row_exists)
+        tl.store(summary_b + (chunk * rows + row), b, mask=row_exists)

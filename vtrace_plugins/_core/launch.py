@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -12,27 +12,39 @@ import triton.language as tl
 from torch import Tensor
 
 from vtrace_plugins._core.inputs import Inputs
-from vtrace_plugins._core.kernels import vtrace_kernel
+from vtrace_plugins._core.kernels import APPLY, SUMMARY, WHOLE, lanes_kernel, tiles_kernel
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
-INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
-_ELEMENTS_PER_PROGRAM = 2048
+INTERPRETED = not isinstance(tiles_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
+_KERNELS: dict[str, Any] = {"tiles": tiles_kernel, "lanes": lanes_kernel}
 _POOL = (*Inputs._fields, "targets", "advantages")
 
 
-def choose_tile(rows: int, time: int, time_is_contiguous: bool) -> tuple[int, int]:
-    """(BLOCK_ROWS, BLOCK_TIME), both powers of two.
+class Plan(NamedTuple):
+    """Which of the kernels, with which tile (all powers of two), and how many tiles make a chunk."""
 
-    Time-contiguous rows are read along time; otherwise neighbouring rows share cache lines, so a tile keeps at least 32
-    of them. The scan never runs over fewer than 8 lanes (triton 3.6 fails to compile one over 2).
+    kernel: str
+    block_rows: int
+    block_time: int
+    warps: int
+    chunk_tiles: int
+
+
+def choose(rows: int, time: int, time_is_contiguous: bool) -> Plan:
+    """The plan for ``rows`` windows of ``time`` steps, from the sweep in ``benchmarks/tune.py``.
+
+    Time-contiguous rows are read along time, whole if they fit: a thread reads four steps. The scan never runs over
+    fewer than 8 lanes (triton 3.6 fails to compile one over 2).
     """
+    block_time = max(8, triton.next_power_of_2(time))
     if time_is_contiguous:
-        block_time = min(max(8, triton.next_power_of_2(time)), 1024)
-        block_rows = max(1, min(_ELEMENTS_PER_PROGRAM // block_time // 2, triton.next_power_of_2(rows)))
-    else:
-        block_rows = min(32, max(1, triton.next_power_of_2(rows)))
-        block_time = min(max(8, triton.next_power_of_2(time)), _ELEMENTS_PER_PROGRAM // block_rows)
-    return block_rows, block_time
+        block_time = min(block_time, 2048)
+        block_rows = min(max(1, 256 // block_time), triton.next_power_of_2(rows))
+        warps = max(1, block_rows * block_time // 128)
+        return Plan("tiles", block_rows, block_time, warps, triton.cdiv(time, block_time))
+    block_rows = min(32, max(1, triton.next_power_of_2(rows)))
+    block_time = min(block_time, 2048 // block_rows)
+    return Plan("tiles", block_rows, block_time, 4, triton.cdiv(time, block_time))
 
 
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
@@ -67,46 +79,59 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
-    block_rows, block_time = choose_tile(rows, time, x.values.stride(time_dim) == 1 or time == 1)
-    grid = (triton.cdiv(rows, block_rows), 1, 1)
+    kernel, block_rows, block_time, warps, chunk_tiles = choose(rows, time, x.values.stride(time_dim) == 1 or time == 1)
+    chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
+    grid = (triton.cdiv(rows, block_rows), chunks, 1)
+    dtype = compute_dtype(x)
+    summary_places = len(names) + len(clips)
     template = [
-        *[None] * (len(names) + len(clips)),
+        *[None] * (summary_places + 2),
         *(0.0 if isinstance(given[n], Tensor) else given[n] for n in ("gamma", *clips, "lam")),
         rows,
         time,
         inner,
+        chunk_tiles,
+        chunks,
         x.next_values is not None,  # CONTINUATION_IS_NEXT and the rest
         x.lam == 1,
         x.weight_advantages,
-        tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
+        tl.float64 if dtype is torch.float64 else tl.float32,
         tl.int64 if furthest >= 2**31 else tl.int32,
         block_rows,
         block_time,
+        max(8, triton.next_power_of_2(chunks)),
+        chunk_tiles == 1,
     ]
-    compiled: Any = None
+    passes = (WHOLE,) if chunks == 1 else (SUMMARY, APPLY)
+    compiled: list[Any] = []
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
-        nonlocal compiled
         results = empty_results(x.values, time_dim)
         pool: tuple[Any, ...] = (*x, *results)
-        address: Any = Tensor.data_ptr if compiled else lambda t: t
+        runs = tuple(compiled)  # once: another thread may fill it meanwhile
+        address: Any = Tensor.data_ptr if runs else lambda t: t
         arguments: list[Any] = template.copy()
-        copies = []  # alive until the launch
+        kept = []  # alive until the launch
         for i, place, name, strides in strided:
             t = pool[place]
             if name in copied:
                 t = fold(name, t)
-                copies.append(t)
+                kept.append(t)
             arguments[i] = (address(t), *strides)
         for i, place in bare:
             arguments[i] = address(pool[place])
+        if chunks > 1:
+            summaries = torch.empty((2, chunks, rows), dtype=dtype, device=device)
+            kept.append(summaries)
+            arguments[summary_places : summary_places + 2] = map(address, summaries)
         elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else nullcontext():
-            if compiled:
-                compiled(*arguments)
+            if runs:
+                for run, which in zip(runs, passes, strict=True):
+                    run(*arguments, which)
             else:
-                handle = vtrace_kernel[grid](*arguments)
-                compiled = None if INTERPRETED else handle[grid]
+                handles = [_KERNELS[kernel][grid](*arguments, which, num_warps=warps) for which in passes]
+                compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
         return results
 
     return launch
