@@ -17,6 +17,7 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(tiles_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _KERNELS: dict[str, Any] = {"tiles": tiles_kernel, "lanes": lanes_kernel}
+_MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
 _POOL = (*Inputs._fields, "targets", "advantages")
 
 
@@ -30,21 +31,33 @@ class Plan(NamedTuple):
     chunk_tiles: int
 
 
-def choose(rows: int, time: int, time_is_contiguous: bool) -> Plan:
+def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int) -> Plan:
     """The plan for ``rows`` windows of ``time`` steps, from the sweep in ``benchmarks/tune.py``.
 
-    Time-contiguous rows are read along time, whole if they fit: a thread reads four steps. The scan never runs over
-    fewer than 8 lanes (triton 3.6 fails to compile one over 2).
+    Rows that are contiguous in time are read along time, whole if they fit; where there are fewer of them than
+    multiprocessors, long windows are cut into chunks. Other rows share cache lines, so a tile holds at least 8 of them.
+    The scan never runs over fewer than 8 lanes (triton 3.6 fails to compile one over 2).
     """
-    block_time = max(8, triton.next_power_of_2(time))
+    whole = max(8, triton.next_power_of_2(time))
     if time_is_contiguous:
-        block_time = min(block_time, 2048)
+        if time > 2048 and rows < multiprocessors:
+            tiles = triton.cdiv(time, 1024)
+            return Plan("tiles", 1, 1024, 8, triton.cdiv(tiles, _MOST_CHUNKS))
+        block_time = min(whole, 2048)
+        each_thread = 2 if block_time <= 64 else 4
         block_rows = min(max(1, 256 // block_time), triton.next_power_of_2(rows))
-        warps = max(1, block_rows * block_time // 128)
+        warps = max(1, block_rows * block_time // (32 * each_thread))
         return Plan("tiles", block_rows, block_time, warps, triton.cdiv(time, block_time))
-    block_rows = min(32, max(1, triton.next_power_of_2(rows)))
-    block_time = min(block_time, 2048 // block_rows)
-    return Plan("tiles", block_rows, block_time, 4, triton.cdiv(time, block_time))
+    block_rows = min(8 if rows < 16 * multiprocessors else 16, triton.next_power_of_2(rows))
+    block_time = min(whole, 128 if rows < 64 * multiprocessors else 32)
+    warps = max(1, block_rows * block_time // 128)
+    tiles = triton.cdiv(time, block_time)
+    chunks = min(tiles, 32) if time > 512 and rows < 8 * multiprocessors else 1
+    return Plan("tiles", block_rows, block_time, warps, triton.cdiv(tiles, chunks))
+
+
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
@@ -79,7 +92,9 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
-    kernel, block_rows, block_time, warps, chunk_tiles = choose(rows, time, x.values.stride(time_dim) == 1 or time == 1)
+    kernel, block_rows, block_time, warps, chunk_tiles = choose(
+        rows, time, x.values.stride(time_dim) == 1 or time == 1, multiprocessors(device)
+    )
     chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
     grid = (triton.cdiv(rows, block_rows), chunks, 1)
     dtype = compute_dtype(x)

@@ -1,0 +1,68 @@
+"""Every way the launcher may cut a window up, on the same data: both kernels, whole and in chunks."""
+
+import oracle
+import pytest
+import torch
+from helpers import assert_close, call, tensors, window
+
+from vtrace_plugins import vtrace
+
+PLANS = {
+    "one tile": ("tiles", 2, 32, 1, 1),
+    "tiles": ("tiles", 2, 8, 1, 100),
+    "tiles in chunks": ("tiles", 2, 8, 1, 1),
+    "tiles in chunks of two": ("tiles", 4, 8, 1, 2),
+    "lanes": ("lanes", 4, 4, 1, 100),
+    "lanes in chunks": ("lanes", 2, 4, 1, 1),
+    "lanes in chunks of three": ("lanes", 2, 2, 1, 3),
+}
+
+
+@pytest.fixture(params=PLANS.values(), ids=PLANS)
+def plan(request, monkeypatch):
+    from vtrace_plugins._core import launch, ops
+
+    monkeypatch.setattr(launch, "choose", lambda *_: launch.Plan(*request.param))
+    monkeypatch.setattr(ops, "_launches", {})
+
+
+on = pytest.mark.parametrize(
+    "on", [("triton", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)], ids=lambda on: on[1]
+)
+
+
+@on
+@pytest.mark.parametrize(
+    ("continuation", "masked"), [("bootstrap_values", True), ("last_value", False), ("next_values", False)]
+)
+@pytest.mark.parametrize("T", [1, 21])
+def test_the_oracle(on, plan, continuation, masked, T):
+    data = window(3, T, continuation=continuation, masked=masked)
+    options = {"gamma": 0.97, "lam": 0.9, "rho_bar": 1.3, "c_bar": 0.9, "pg_rho_bar": 2.0}
+    for actual, expected in zip(call(on, data, **options), oracle.loop(**data, **options), strict=True):
+        assert_close(actual, expected)
+
+
+@on
+def test_a_nan_behind_a_cut_stays_there(on, plan):
+    data = window(2, 21, boundaries=0.0)
+    data["truncated"][:, 9] = True
+    clean = call(on, data, gamma=0.97)
+    for name in ("log_pi", "values", "rewards"):
+        data[name] = data[name].copy()
+        data[name][:, 10:] = float("nan")
+    dirty = call(on, data, gamma=0.97)
+    for before, after in zip(clean, dirty, strict=True):
+        assert torch.equal(before[:, :10], after[:, :10])
+        assert after[:, 10:].isnan().all()
+
+
+@on
+def test_time_first_and_agents_inside(on, plan):
+    data = tensors(window(4, 13), on[1])
+    wanted = vtrace(**data, gamma=0.97, backend=on[0])
+    for moved in (lambda x: x.T.contiguous(), lambda x: x.view(2, 2, 13).transpose(1, 2).contiguous()):
+        shaped = {name: moved(x) for name, x in data.items()}
+        found = vtrace(**shaped, gamma=0.97, time_dim=-2, backend=on[0])
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x, moved(y))
