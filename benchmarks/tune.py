@@ -2,8 +2,8 @@
 
     python benchmarks/tune.py --out benchmarks/results/tune.json
 
-For every shape and layout: device microseconds by CUDA-graph replay for each plan (kernel, BLOCK_ROWS, BLOCK_TIME,
-warps, tiles a chunk), best first, beside a copy of the same bytes and what ``choose`` chooses. The kernels are compiled
+For every shape and layout: device microseconds by CUDA-graph replay for each plan (BLOCK_ROWS, BLOCK_TIME, warps, tiles
+a chunk, stages), best first, beside a copy of the same bytes and what ``choose`` chooses. The kernels are compiled
 first, in parallel.
 """
 
@@ -31,38 +31,36 @@ NT = (
     *((64, 16384), (4, 65536), (16, 131072), (1, 1048576)),
 )
 TN = (
-    *((64, 128), (512, 128), (4096, 128), (65536, 32), (512, 512), (64, 2048), (1024, 2048)),
-    *((8192, 1024), (32768, 1024), (64, 16384)),
+    *((64, 128), (4096, 128), (65536, 32), (512, 512), (64, 2048), (1024, 2048)),
+    *((8192, 1024), (32768, 1024)),
 )
 SHAPES = [(*shape, False) for shape in NT] + [(*shape, True) for shape in TN]
 
 
 def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
-    """Tiles of 2 to 16 steps a thread, lanes of one or two rows a thread; as many programs as can be of use."""
+    """4 to 16 steps a thread (2, where time is contiguous), and as many programs as can be of use."""
     whole = max(8, triton.next_power_of_2(steps))
-    found = []
+    tiles: set[tuple[int, int, int, int]] = set()  # rows, steps, warps, stages
     if time_major:
-        for block_rows, block_time, warps in itertools.product(
-            (8, 16), {min(whole, x) for x in (128, 256)}, (4, 8, 16)
-        ):
-            found.append(("tiles", block_rows, block_time, warps))
-        for (block_rows, warps), block_time in itertools.product(((32, 1), (64, 1), (64, 2)), (4, 8)):
-            found.append(("lanes", block_rows, block_time, warps))
+        sizes = {min(whole, x) for x in (4, 8, 16, 32, 64, 128, 256)}
+        tiles |= set(itertools.product((8, 16, 32, 128), sizes, (1, 2, 4, 8, 16), (1, 2, 3)))
     elif steps <= 2048:
-        for block_rows, warps in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16)):
-            found.append(("tiles", block_rows, whole, warps))
+        tiles |= set(itertools.product((1, 2, 4, 8, 16), (whole,), (1, 2, 4, 8, 16), (1,)))
     else:
-        found += [("tiles", 1, size, warps) for size, warps in ((1024, 4), (1024, 8), (2048, 8), (2048, 16))]
-    for kernel, block_rows, block_time, warps in found:
-        each_thread = block_rows * block_time / (32 * warps)
-        if block_rows > max(32, envs) or (kernel == "tiles" and not 2 <= each_thread <= 16):
+        tiles |= {(1, size, warps, 1) for size, warps in ((1024, 4), (1024, 8), (2048, 8), (2048, 16))}
+    for block_rows, block_time, warps, stages in sorted(tiles):
+        each_thread = block_rows * block_time // (32 * warps)
+        if block_rows > max(8, envs) or each_thread not in ((4, 8) if time_major else (2, 4, 8, 16)):
             continue
-        tiles = triton.cdiv(steps, block_time)
+        count = triton.cdiv(steps, block_time)
         most = 1024 if block_rows == 1 else 32  # a program holds block_rows * chunks maps as it enters its chunk
-        for chunks in (1, 2, 4, 8, 16, 32, 64, 128, 512, 1024):
+        for chunks in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            chunk_tiles = triton.cdiv(count, chunks)
             programs = triton.cdiv(envs, block_rows) * chunks
-            if chunks == 1 or (chunks <= min(tiles, most) and 64 <= programs <= 4096):
-                yield launch.Plan(kernel, block_rows, block_time, warps, triton.cdiv(tiles, chunks))
+            if (stages > 1 and chunk_tiles < 3) or (chunks > 1 and programs > (1024 if time_major else 2048)):
+                continue
+            if chunks == 1 or (chunks <= min(count, most) and programs >= 64):
+                yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages)
 
 
 def use(plan: launch.Plan) -> None:
@@ -87,7 +85,7 @@ def main() -> None:
     for shape in SHAPES:
         for plan in plans(*shape):
             chunked = shape[1] > plan.block_time * plan.chunk_tiles
-            jobs[shape[2], plan[:4], plan.chunk_tiles == 1, chunked] = (*shape, plan)
+            jobs[shape[2], plan[:3], plan.stages, plan.chunk_tiles == 1, chunked] = (*shape, plan)
     listed = list(jobs.values())
     print(f"compiling {len(listed)} variants", flush=True)
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
@@ -113,7 +111,7 @@ def main() -> None:
 
     if args.out:
         header = {
-            "what": "device us by graph replay; plans are [kernel, BLOCK_ROWS, BLOCK_TIME, warps, tiles a chunk, us]",
+            "what": "device us by graph replay; plans are [BLOCK_ROWS, BLOCK_TIME, warps, tiles a chunk, stages, us]",
             "bytes a step": 30,
             "device": torch.cuda.get_device_name(),
             "date": date.today().isoformat(),

@@ -51,5 +51,5 @@ def small_tiles(monkeypatch):
 
     monkeypatch.setattr(torch_scan, "_LONGEST_LOOP", 4)
     monkeypatch.setattr(torch_scan, "_ELEMENTS_PER_STEP", 4)
-    monkeypatch.setattr(launch, "choose", lambda *args: launch.Plan("tiles", 2, 8, 1, 10**6))
+    monkeypatch.setattr(launch, "choose", lambda *args: launch.Plan(2, 8, 1, 10**6))
     monkeypatch.setattr(ops, "_launches", {})

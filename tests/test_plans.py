@@ -1,4 +1,4 @@
-"""Every way the launcher may cut a window up, on the same data: both kernels, whole and in chunks."""
+"""Every way the launcher may cut a window up, on the same data: whole and in chunks."""
 
 import oracle
 import pytest
@@ -8,13 +8,12 @@ from helpers import assert_close, call, tensors, window
 from vtrace_plugins import vtrace
 
 PLANS = {
-    "one tile": ("tiles", 2, 32, 1, 1),
-    "tiles": ("tiles", 2, 8, 1, 100),
-    "tiles in chunks": ("tiles", 2, 8, 1, 1),
-    "tiles in chunks of two": ("tiles", 4, 8, 1, 2),
-    "lanes": ("lanes", 4, 4, 1, 100),
-    "lanes in chunks": ("lanes", 2, 4, 1, 1),
-    "lanes in chunks of three": ("lanes", 2, 2, 1, 3),
+    "one tile": (2, 32, 1, 1),
+    "tiles": (2, 8, 1, 100),
+    "tiles, loads ahead": (4, 8, 1, 100, 3),
+    "chunks": (2, 8, 1, 1),
+    "chunks of two tiles": (4, 8, 1, 2),
+    "chunks of two tiles, loads ahead": (16, 8, 1, 2, 2),
 }
 
 

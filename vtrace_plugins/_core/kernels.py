@@ -4,9 +4,8 @@ The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan against time
 ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The cut rides in b: beta
 is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it out.
 
-Two kernels differ in how a program goes over time. ``tiles_kernel`` scans tiles ``[BLOCK_ROWS, BLOCK_TIME]``, time
-along the lanes: for rows that are contiguous in time, or few. ``lanes_kernel`` gives every row a lane and walks: for
-many rows that lie side by side in memory.
+A program scans tiles ``[BLOCK_ROWS, BLOCK_TIME]`` from the end of its time to the start. Where rows lie side by side
+in memory, ROWS_FIRST, the lanes run along rows, and the next tiles' loads are in flight (``num_stages``).
 
 A long window of few rows is cut into chunks, over the grid's second dimension: the ``SUMMARY`` pass writes each chunk's
 map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
@@ -158,7 +157,7 @@ def entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_C
 
 
 @triton.jit
-def tiles_kernel(
+def vtrace_kernel(
     log_pi,
     log_mu,
     values,
@@ -195,13 +194,20 @@ def tiles_kernel(
     BLOCK_TIME: tl.constexpr,
     BLOCK_CHUNKS: tl.constexpr,
     ONE_TILE: tl.constexpr,  # a chunk is one tile
+    ROWS_FIRST: tl.constexpr,  # rows lie side by side in memory, rather than the steps of a row
+    ROWS_TOGETHER: tl.constexpr,  # how many of them a thread takes, if ROWS_FIRST; divides inner_size
+    STAGES: tl.constexpr,  # tiles whose loads are in flight
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
-    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = row[:, None].to(INDEX)
     row_exists = row < rows
     outer = row // inner_size
     inner = row % inner_size
+    if ROWS_FIRST:
+        # Else the byte-sized flags' 16 to a thread become everyone's, and the scan goes over lanes more than it must.
+        inner = tl.max_contiguous(tl.multiple_of(inner, [ROWS_TOGETHER, 1]), [ROWS_TOGETHER, 1])
     chunk = tl.program_id(1)
     first = chunk * chunk_tiles
     tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
@@ -214,7 +220,9 @@ def tiles_kernel(
     nothing_is_carried: tl.constexpr = ONE_TILE and PASS != APPLY
 
     i = tl.arange(0, BLOCK_TIME)[None, :]
-    for tile in range(tiles):
+    if ROWS_FIRST:  # A scan in reverse goes through shuffles first. Only lanes along time want time to ascend.
+        i = BLOCK_TIME - 1 - i
+    for tile in tl.range(tiles, num_stages=STAGES):
         t = ((first + tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
         exists = row_exists & (t < T)
         real = exists
@@ -239,11 +247,11 @@ def tiles_kernel(
             LAMBDA_IS_ONE, COMPUTE,
         )  # fmt: skip
         if PASS == SUMMARY:
-            delta, b = tl.associative_scan((alpha, beta), 1, combine, reverse=True)
+            delta, b = tl.associative_scan((alpha, beta), 1, combine, reverse=not ROWS_FIRST)
         else:
             zero = tl.zeros([BLOCK_ROWS, BLOCK_TIME], COMPUTE)
             delta, b, delta_ahead, d = tl.associative_scan(
-                (alpha, beta, zero, zero + 1), 1, combine_with_rest, reverse=True
+                (alpha, beta, zero, zero + 1), 1, combine_with_rest, reverse=not ROWS_FIRST
             )
             if not nothing_is_carried:
                 delta_ahead, _ = then(delta_ahead, d, carry_a, carry_b)
@@ -263,118 +271,3 @@ def tiles_kernel(
     if PASS == SUMMARY:
         tl.store(summary_a + (chunk * rows + row), carry_a, mask=row_exists)
         tl.store(summary_b + (chunk * rows + row), carry_b, mask=row_exists)
-
-
-@triton.jit
-def lanes_kernel(
-    log_pi,
-    log_mu,
-    values,
-    rewards,
-    terminated,
-    truncated,
-    continuation,
-    mask,
-    step_gamma,
-    targets,
-    advantages,
-    rho_bar_pointer,
-    c_bar_pointer,
-    pg_rho_bar_pointer,
-    summary_a,
-    summary_b,
-    gamma: tl.float64,
-    rho_bar: tl.float64,
-    c_bar: tl.float64,
-    pg_rho_bar: tl.float64,
-    lam: tl.float64,
-    rows,
-    T,
-    inner_size,
-    chunk_tiles,
-    chunks,
-    CONTINUATION_IS_NEXT: tl.constexpr,
-    LAMBDA_IS_ONE: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INDEX: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_TIME: tl.constexpr,
-    BLOCK_CHUNKS: tl.constexpr,
-    ONE_TILE: tl.constexpr,
-    PASS: tl.constexpr,
-):
-    """One program: BLOCK_ROWS rows of one chunk, step by step from its end; BLOCK_TIME steps' loads are in flight."""
-    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(INDEX)
-    row_exists = row < rows
-    outer = row // inner_size
-    inner = row % inner_size
-    chunk = tl.program_id(1)
-    first = chunk * chunk_tiles
-    tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
-
-    delta = tl.zeros([BLOCK_ROWS], COMPUTE)  # of the step after, as is all that is "ahead"
-    b = tl.full([BLOCK_ROWS], 1 if PASS == SUMMARY else -1, COMPUTE)
-    if PASS == APPLY:
-        column = row[:, None]
-        delta = tl.sum(entering(summary_a, summary_b, column, rows, column < rows, chunk, chunks, BLOCK_CHUNKS), 1)
-    end = tl.full([BLOCK_ROWS], (first + tiles) * BLOCK_TIME, INDEX)
-    real_ahead = row_exists & (end < T)
-    if mask is not None:
-        real_ahead = is_set(mask, outer, end, inner, real_ahead)
-    value_ahead = read(values, outer, end, inner, real_ahead, COMPUTE)
-
-    for tile in range(tiles):
-        last = tl.full([BLOCK_ROWS], (first + tiles - tile) * BLOCK_TIME - 1, INDEX)
-        flags = ()
-        data = ()
-        for k in tl.static_range(BLOCK_TIME):
-            exists = row_exists & (last - k < T)
-            real = exists if mask is None else is_set(mask, outer, last - k, inner, exists)
-            term = is_set(terminated, outer, last - k, inner, real)
-            trunc = real & ~real if truncated is None else is_set(truncated, outer, last - k, inner, real)
-            flags = flags + ((exists, real, term, trunc),)
-            data = data + (
-                read_data(log_pi, log_mu, values, rewards, step_gamma, gamma, outer, last - k, inner, real, COMPUTE),
-            )
-        # A second wave, as it waits for the flags.
-        after = ()
-        for k in tl.static_range(BLOCK_TIME):
-            exists, real, term, trunc = flags[k]
-            cut, bootstraps = boundaries(term, trunc, real, real & real_ahead)
-            next_value = continue_with(
-                continuation,
-                value_ahead,
-                outer,
-                last - k,
-                inner,
-                term,
-                cut,
-                bootstraps,
-                real,
-                CONTINUATION_IS_NEXT,
-                COMPUTE,
-            )
-            after = after + ((cut, next_value, value_ahead),)
-            real_ahead = real
-            value_ahead = data[k][0]
-
-        for k in tl.static_range(BLOCK_TIME):
-            value, reward, w, discount = data[k]
-            cut, next_value, value_at_next = after[k]
-            alpha, beta = element(
-                w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
-                LAMBDA_IS_ONE, COMPUTE,
-            )  # fmt: skip
-            if PASS != SUMMARY:
-                advantage = advantage_of(
-                    w, reward, value, next_value, value_at_next + delta, discount, cut, pg_rho_bar, pg_rho_bar_pointer,
-                    lam, LAMBDA_IS_ONE, WEIGHTED, COMPUTE,
-                )  # fmt: skip
-                write(advantages, outer, last - k, inner, advantage, flags[k][0])
-            delta, b = then(alpha, beta, delta, b)
-            if PASS != SUMMARY:
-                write(targets, outer, last - k, inner, value + delta, flags[k][0])
-    if PASS == SUMMARY:
-        tl.store(summary_a + (chunk * rows + row), delta, mask=row_exists)
-        tl.store(summary_b + (chunk * rows + row), b, mask=row_exists)

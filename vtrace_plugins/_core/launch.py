@@ -12,23 +12,22 @@ import triton.language as tl
 from torch import Tensor
 
 from vtrace_plugins._core.inputs import Inputs
-from vtrace_plugins._core.kernels import APPLY, SUMMARY, WHOLE, lanes_kernel, tiles_kernel
+from vtrace_plugins._core.kernels import APPLY, SUMMARY, WHOLE, vtrace_kernel
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
-INTERPRETED = not isinstance(tiles_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
-_KERNELS: dict[str, Any] = {"tiles": tiles_kernel, "lanes": lanes_kernel}
+INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
 _POOL = (*Inputs._fields, "targets", "advantages")
 
 
 class Plan(NamedTuple):
-    """Which of the kernels, with which tile (all powers of two), and how many tiles make a chunk."""
+    """The tile (powers of two), how many tiles make a chunk, and how many tiles' loads are in flight."""
 
-    kernel: str
     block_rows: int
     block_time: int
     warps: int
     chunk_tiles: int
+    stages: int = 1
 
 
 def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int) -> Plan:
@@ -42,18 +41,18 @@ def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int)
     if time_is_contiguous:
         if time > 2048 and rows < multiprocessors:
             tiles = triton.cdiv(time, 1024)
-            return Plan("tiles", 1, 1024, 8, triton.cdiv(tiles, _MOST_CHUNKS))
+            return Plan(1, 1024, 8, triton.cdiv(tiles, _MOST_CHUNKS))
         block_time = min(whole, 2048)
         each_thread = 2 if block_time <= 64 else 4
         block_rows = min(max(1, 256 // block_time), triton.next_power_of_2(rows))
         warps = max(1, block_rows * block_time // (32 * each_thread))
-        return Plan("tiles", block_rows, block_time, warps, triton.cdiv(time, block_time))
+        return Plan(block_rows, block_time, warps, triton.cdiv(time, block_time))
     block_rows = min(8 if rows < 16 * multiprocessors else 16, triton.next_power_of_2(rows))
     block_time = min(whole, 128 if rows < 64 * multiprocessors else 32)
     warps = max(1, block_rows * block_time // 128)
     tiles = triton.cdiv(time, block_time)
     chunks = min(tiles, 32) if time > 512 and rows < 8 * multiprocessors else 1
-    return Plan("tiles", block_rows, block_time, warps, triton.cdiv(tiles, chunks))
+    return Plan(block_rows, block_time, warps, triton.cdiv(tiles, chunks))
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -92,9 +91,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
-    kernel, block_rows, block_time, warps, chunk_tiles = choose(
-        rows, time, x.values.stride(time_dim) == 1 or time == 1, multiprocessors(device)
-    )
+    time_is_contiguous = x.values.stride(time_dim) == 1 or time == 1
+    block_rows, block_time, warps, chunk_tiles, stages = choose(rows, time, time_is_contiguous, multiprocessors(device))
     chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
     grid = (triton.cdiv(rows, block_rows), chunks, 1)
     dtype = compute_dtype(x)
@@ -116,6 +114,9 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         block_time,
         max(8, triton.next_power_of_2(chunks)),
         chunk_tiles == 1,
+        not time_is_contiguous,
+        4 if inner % 16 == 0 and block_rows >= 4 else 1,  # ROWS_TOGETHER
+        stages,
     ]
     passes = (WHOLE,) if chunks == 1 else (SUMMARY, APPLY)
     compiled: list[Any] = []
@@ -145,7 +146,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
                 for run, which in zip(runs, passes, strict=True):
                     run(*arguments, which)
             else:
-                handles = [_KERNELS[kernel][grid](*arguments, which, num_warps=warps) for which in passes]
+                handles = [vtrace_kernel[grid](*arguments, which, num_warps=warps) for which in passes]
                 compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
         return results
 
