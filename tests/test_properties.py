@@ -281,8 +281,8 @@ def test_expanded_inputs_have_zero_strides(on):
     data = window(4, 20, continuation="next_values")
     wanted = call(on, {k: np.broadcast_to(x[:1], x.shape).copy() for k, x in data.items()}, gamma=0.97)
     expanded = {k: x[:1].expand(4, 20) for k, x in tensors(data, on[1]).items()}
-    result = vtrace(**expanded, gamma=0.97, backend=on[0])
-    assert all(torch.equal(x, y) for x, y in zip(result, wanted, strict=True))
+    for actual, expected in zip(vtrace(**expanded, gamma=0.97, backend=on[0]), wanted, strict=True):
+        assert_close(actual, expected.cpu().numpy())  # not to the bit: a scan may go another way over other strides
 
 
 def test_no_output_is_left_unwritten(on, monkeypatch):

@@ -31,28 +31,38 @@ class Plan(NamedTuple):
 
 
 def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int) -> Plan:
-    """The plan for ``rows`` windows of ``time`` steps, from the sweep in ``benchmarks/tune.py``.
+    """The plan for ``rows`` windows of ``time`` steps, from the sweep in ``benchmarks/tune.py``."""
+    plan = _along_time if time_is_contiguous else _along_rows
+    result = plan(rows, time, multiprocessors)
+    return result._replace(block_rows=min(result.block_rows, triton.next_power_of_2(rows)))
 
-    Rows that are contiguous in time are read along time, whole if they fit; where there are fewer of them than
-    multiprocessors, long windows are cut into chunks. Other rows share cache lines, so a tile holds at least 8 of them.
-    The scan never runs over fewer than 8 lanes (triton 3.6 fails to compile one over 2).
-    """
-    whole = max(8, triton.next_power_of_2(time))
-    if time_is_contiguous:
-        if time > 2048 and rows < multiprocessors:
-            tiles = triton.cdiv(time, 1024)
-            return Plan(1, 1024, 8, triton.cdiv(tiles, _MOST_CHUNKS))
-        block_time = min(whole, 2048)
-        each_thread = 2 if block_time <= 64 else 4
-        block_rows = min(max(1, 256 // block_time), triton.next_power_of_2(rows))
-        warps = max(1, block_rows * block_time // (32 * each_thread))
-        return Plan(block_rows, block_time, warps, triton.cdiv(time, block_time))
-    block_rows = min(8 if rows < 16 * multiprocessors else 16, triton.next_power_of_2(rows))
-    block_time = min(whole, 128 if rows < 64 * multiprocessors else 32)
-    warps = max(1, block_rows * block_time // 128)
-    tiles = triton.cdiv(time, block_time)
-    chunks = min(tiles, 32) if time > 512 and rows < 8 * multiprocessors else 1
-    return Plan(block_rows, block_time, warps, triton.cdiv(tiles, chunks))
+
+def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
+    """Whole rows in one tile if they fit; where there are fewer than multiprocessors, in chunks."""
+    if time > 2048 and rows < multiprocessors:
+        tiles = triton.cdiv(time, 1024)
+        return Plan(1, 1024, 8 if rows * tiles <= 8 * multiprocessors else 4, triton.cdiv(tiles, _MOST_CHUNKS))
+    block_time = min(max(8, triton.next_power_of_2(time)), 2048)
+    block_rows = 4 if block_time == 32 else max(1, 256 // block_time)
+    warps = max(1, block_rows * block_time // (64 if block_time <= 64 else 128))
+    return Plan(block_rows, block_time, warps, triton.cdiv(time, block_time))
+
+
+def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
+    """Rows share cache lines, so a tile holds at least 8. The more rows, the longer a program goes on alone."""
+    each = rows // multiprocessors
+    if each >= 192 and time >= 16:
+        tiles = triton.cdiv(time, 4)
+        return Plan(32, 4, 1, tiles, stages=4 if tiles >= 64 else 3)
+    if time <= 128:
+        whole = max(8, triton.next_power_of_2(time))
+        return Plan(16 if each >= 16 else 8, whole, max(1, whole // 16), 1)
+    if each >= 16:
+        return Plan(16, 32, 4, triton.cdiv(time, 32), stages=3)
+    if each >= 4:
+        return Plan(16, 16, 1, max(4, triton.cdiv(time, 16 * 64)), stages=2)
+    block_rows, block_time = (16, 32) if each >= 1 else (8, 64)
+    return Plan(block_rows, block_time, 4, triton.cdiv(time, block_time * 64))
 
 
 def multiprocessors(device: torch.device) -> int:
@@ -116,7 +126,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         chunk_tiles == 1,
         not time_is_contiguous,
         4 if inner % 16 == 0 and block_rows >= 4 else 1,  # ROWS_TOGETHER
-        stages,
+        1 if dtype is torch.float64 else stages,  # whose tiles ahead need not fit into shared memory
     ]
     passes = (WHOLE,) if chunks == 1 else (SUMMARY, APPLY)
     compiled: list[Any] = []
