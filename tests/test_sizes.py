@@ -1,0 +1,43 @@
+"""Sizes at the ends: very long, very many, and more elements than 32 bits count."""
+
+import pytest
+import torch
+
+from vtrace_plugins import vtrace
+
+pytestmark = pytest.mark.gpu
+
+
+def random_window(shape, dtype=torch.float32):
+    log_mu = torch.randn(shape, device="cuda", dtype=dtype)
+    return {
+        "log_pi": log_mu + 0.25,
+        "log_mu": log_mu,
+        "values": torch.randn(shape, device="cuda", dtype=dtype),
+        "rewards": torch.randn(shape, device="cuda", dtype=dtype),
+        "terminated": torch.rand(shape, device="cuda", dtype=dtype) < 0.01,
+    }
+
+
+@pytest.mark.parametrize("time_dim", [0, 1])
+@pytest.mark.parametrize("shape", [(1, 2**20), (3, 2**20), (2**20, 1), (2**20, 3)])
+def test_a_million_on_a_side(shape, time_dim):
+    data = random_window(shape)
+    data["last_value"] = torch.randn(shape[1 - time_dim], device="cuda")
+    found, wanted = (vtrace(**data, gamma=0.99, time_dim=time_dim, backend=backend) for backend in ("triton", "torch"))
+    for x, y in zip(found, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "time_dim"), [((2**11 + 1, 2**20), 1), ((2**11 + 16, 2**20), 0)])
+def test_more_elements_than_32_bits_count(shape, time_dim):
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip("needs 60 GB")
+    data = random_window(shape, torch.float16)
+    data["last_value"] = torch.randn(shape[1 - time_dim], device="cuda", dtype=torch.float16)
+    found = vtrace(**data, gamma=0.99, time_dim=time_dim, backend="triton")
+    for rows in (slice(0, 2), slice(-2, None)):
+        few = {k: x[rows] if k == "last_value" else x.narrow(1 - time_dim, rows.start, 2) for k, x in data.items()}
+        wanted = vtrace(**few, gamma=0.99, time_dim=time_dim, backend="torch")
+        for x, y in zip(found, wanted, strict=True):
+            torch.testing.assert_close(x.narrow(1 - time_dim, rows.start, 2), y, rtol=1e-2, atol=1e-2)
