@@ -1,12 +1,13 @@
 """A long random campaign of every backend against the float64 loop, wider than the property tests.
 
     python tests/fuzz.py --windows 20000 --out benchmarks/results/fuzz_cpu.json
-    python tests/fuzz.py --device cuda --windows 100000 --out benchmarks/results/fuzz_h200.json
+    python tests/fuzz.py --device cuda --windows 2000 --workers 14 --out benchmarks/results/fuzz_h200.json
 
 Draws shapes, time dimensions, strides (holes, time-major memory, zero strides from ``expand``), a dtype a tensor, flags
 of any dtype, padding, every option as a number or a tensor; and then poisons one step of one episode (NaN, inf,
 denormals, huge values and ratios) and wants every bit outside of that episode unchanged. A window is reproduced by its
 number: ``--first 1234 --windows 1``. Exit status 1 if anything disagreed.
+On a GPU nearly every window is a new variant of the kernel, which takes most of a second to compile.
 """
 
 from __future__ import annotations
