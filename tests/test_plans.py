@@ -65,3 +65,24 @@ def test_time_first_and_agents_inside(on, plan):
         found = vtrace(**shaped, gamma=0.97, time_dim=-2, backend=on[0])
         for x, y in zip(found, wanted, strict=True):
             torch.testing.assert_close(x, moved(y))
+
+
+@pytest.mark.parametrize("time_is_contiguous", [True, False], ids=["[N,T]", "[T,N]"])
+@pytest.mark.parametrize("multiprocessors", [1, 20, 132])
+def test_what_is_chosen(time_is_contiguous, multiprocessors):
+    """Any size gets a plan that covers it and fits, and all sizes together get few kernels to compile."""
+    from vtrace_plugins._core.launch import choose
+
+    variants = set()
+    for rows in (1, 2, 3, 7, 64, 100, 200, 1000, 4096, 30000, 2**20):
+        for time in (1, 2, 5, 16, 33, 100, 128, 129, 500, 2048, 2049, 16384, 2**20):
+            plan = choose(rows, time, time_is_contiguous, multiprocessors)
+            tiles = -(-time // plan.block_time)
+            chunks = -(-tiles // plan.chunk_tiles)
+            chunk_maps = 1 << (chunks - 1).bit_length()
+            assert all(x.bit_count() == 1 for x in plan[:3]), "powers of two"
+            assert plan.block_time >= 4, "triton 3.6 fails to compile a scan over 2"
+            assert plan.block_rows * plan.block_time <= 4096
+            assert plan.block_rows * chunk_maps <= 1024 or chunks == 1, "held at once as a program enters its chunk"
+            variants.add((*plan[:3], plan.stages, plan.chunk_tiles == 1, max(8, chunk_maps)))
+    assert len(variants) <= 64
