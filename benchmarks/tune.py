@@ -11,18 +11,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from datetime import date
 from multiprocessing import get_context
-from pathlib import Path
 
-import torch
+import report
 import triton
-from bench import candidates, device_microseconds, window
+from bench import BYTES_A_STEP, candidates, device_microseconds, window
 from triton.runtime.errors import OutOfResources
 
 from vtrace_plugins import vtrace
@@ -32,10 +28,7 @@ NT = (
     *((64, 128), (4096, 128), (16384, 16), (65536, 32), (8, 2048), (256, 2048), (8192, 1024), (32768, 1024)),
     *((64, 16384), (4, 65536), (16, 131072), (1, 1048576)),
 )
-TN = (
-    *((64, 128), (4096, 128), (65536, 32), (512, 512), (64, 2048), (1024, 2048)),
-    *((8192, 1024), (32768, 1024)),
-)
+TN = ((64, 128), (4096, 128), (65536, 32), (512, 512), (64, 2048), (1024, 2048), (8192, 1024), (32768, 1024))
 SHAPES = [(*shape, False) for shape in NT] + [(*shape, True) for shape in TN]
 
 
@@ -79,8 +72,7 @@ def compile_all(jobs: list[tuple[int, int, bool, launch.Plan]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    parser.add_argument("--commit", help="the commit that is measured, where this copy has no git history")
+    report.add_arguments(parser)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     args = parser.parse_args()
 
@@ -109,22 +101,12 @@ def main() -> None:
         best = sorted(times.items(), key=lambda item: item[1])
         found = {name: round(us, 2) for name, us in found.items()}
         rows.append({"envs": envs, "steps": steps, "layout": "[T,N]" if time_major else "[N,T]", **found})
-        rows[-1]["plans"] = [[*plan, round(us, 2)] for plan, us in best]
+        rows[-1]["plans"] = {" ".join(map(str, plan)): round(us, 2) for plan, us in best}
         head = f"{envs} x {steps} {rows[-1]['layout']} copy {found['copy']} chosen {found['chosen']}"
-        print(head, *rows[-1]["plans"][:5], flush=True)
+        print(head, *list(rows[-1]["plans"].items())[:5], flush=True)
 
-    if args.out:
-        header = {
-            "what": "device us by graph replay; plans are [BLOCK_ROWS, BLOCK_TIME, warps, tiles a chunk, stages, us]",
-            "bytes a step": 30,
-            "device": torch.cuda.get_device_name(),
-            "date": date.today().isoformat(),
-            "commit": args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({**header, "rows": rows}) + "\n")
+    what = "device us by graph replay; plans are 'BLOCK_ROWS BLOCK_TIME warps tiles-a-chunk stages': us, best first"
+    report.write(args, {"what": what, "bytes a step": BYTES_A_STEP}, "cuda", ("torch", "triton"), rows)
 
 
 if __name__ == "__main__":
