@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,7 +125,7 @@ class _Data:
         self.read |= {"bootstrap_values": self.bootstraps, "next_values": self.real & ~self.terminated}
 
 
-def _findings(data: _Data) -> Any:
+def _findings(data: _Data) -> Iterator[tuple[str, str]]:
     """(argument, message) of each likely mistake."""
     x, floats = data.inputs, data.floats
     for name, t in floats.items():
@@ -141,7 +142,7 @@ def _findings(data: _Data) -> Any:
             yield name, f"out of [0, {high:g}]: results are undefined"
 
 
-def _log_probs(data: _Data) -> Any:
+def _log_probs(data: _Data) -> Iterator[tuple[str, str]]:
     for name in ("log_pi", "log_mu"):
         t = data.floats[name][data.real]
         if t.numel() and bool(((t >= 0) & (t <= 1)).all()) and bool((t > 0).any()):
@@ -158,7 +159,7 @@ def _log_probs(data: _Data) -> Any:
         )
 
 
-def _flags(data: _Data) -> Any:
+def _flags(data: _Data) -> Iterator[tuple[str, str]]:
     both = int((data.terminated & data.truncated & data.real).sum())
     if both:
         yield "truncated", f"set beside terminated at {both} steps, which count as terminated: no bootstrap there"
@@ -169,7 +170,7 @@ def _flags(data: _Data) -> Any:
         yield "terminated", "set at the window's first step alone: flags of the step before (episode starts)?"
 
 
-def _continuations(data: _Data) -> Any:
+def _continuations(data: _Data) -> Iterator[tuple[str, str]]:
     values = data.floats["values"]
     bootstrap = data.floats.get("bootstrap_values")
     if bootstrap is not None:
@@ -198,7 +199,7 @@ def _continuations(data: _Data) -> Any:
             )
 
 
-def _axes(data: _Data) -> Any:
+def _axes(data: _Data) -> Iterator[tuple[str, str]]:
     values = data.floats["values"].double()
     if bool((~data.real).any()) or values.shape[0] < 8:
         return
