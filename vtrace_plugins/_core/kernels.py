@@ -17,6 +17,7 @@ one is None, which removes its branch at compile time.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))
 
@@ -73,87 +74,29 @@ def is_set(x, outer, t, inner, where):
 
 
 @triton.jit
-def read_data(log_pi, log_mu, values, rewards, step_gamma, gamma, outer, t, inner, real, COMPUTE: tl.constexpr):
-    """(value, reward, importance ratio, discount); where not real, 0, 0, 1 and gamma or 0."""
-    value = read(values, outer, t, inner, real, COMPUTE)
-    reward = read(rewards, outer, t, inner, real, COMPUTE)
-    w = tl.exp(read(log_pi, outer, t, inner, real, COMPUTE) - read(log_mu, outer, t, inner, real, COMPUTE))
-    if step_gamma is None:
-        discount = tl.full(value.shape, gamma, COMPUTE)
-    else:
-        discount = read(step_gamma, outer, t, inner, real, COMPUTE)
-    return value, reward, w, discount
-
-
-@triton.jit
-def boundaries(term, trunc, real, has_next):
-    """(cut, where the continuation is read). A cut step that is not real reads nothing, and both its results are 0."""
-    bootstraps = (~has_next | trunc) & ~term
-    return term | bootstraps, bootstraps & real
-
-
-@triton.jit
-def continue_with(
-    continuation,
-    value_ahead,
-    outer,
-    t,
-    inner,
-    term,
-    cut,
-    bootstraps,
-    real,
-    IS_NEXT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    """V of the state that follows: 0 where terminated, the continuation where it counts, else the next value."""
-    if IS_NEXT:
-        result = read(continuation, outer, t, inner, real & ~term, COMPUTE)
-    else:
-        result = tl.where(cut, read(continuation, outer, t, inner, bootstraps, COMPUTE), value_ahead)
-    return result
-
-
-@triton.jit
-def element(
-    w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
-    LAMBDA_IS_ONE: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """(alpha, beta) of a step."""
-    rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
-    c = clip(w, c_bar, c_bar_pointer, COMPUTE)
-    if not LAMBDA_IS_ONE:
-        c = tl.full([], lam, COMPUTE) * c
-    return rho * (reward + discount * next_value - value), tl.where(cut, -1.0, discount * c)
-
-
-@triton.jit
-def advantage_of(
-    w, reward, value, next_value, target_ahead, discount, cut, pg_rho_bar, pg_rho_bar_pointer, lam,
-    LAMBDA_IS_ONE: tl.constexpr, WEIGHTED: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    if not LAMBDA_IS_ONE:
-        target_ahead = next_value + tl.full([], lam, COMPUTE) * (target_ahead - next_value)
-    advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
-    if WEIGHTED:
-        advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
-    return advantage
-
-
-@triton.jit
 def write(x, outer, t, inner, value, where):
     tl.store(at(x, outer, t, inner), value.to(x[0].dtype.element_ty), mask=where)
 
 
 @triton.jit
-def entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS: tl.constexpr):
+def last_of(x, SIZE: tl.constexpr):
+    """The last column of [rows, SIZE], as [rows, 1]."""
+    return tl.sum(tl.where(tl.arange(0, SIZE)[None, :] == SIZE - 1, x, 0.0), 1, keep_dims=True)
+
+
+@triton.jit
+def entering(
+    summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS: tl.constexpr, OVERLAP: tl.constexpr
+):
     """Delta at the first step after the chunk, ``[BLOCK_ROWS, 1]``: the later chunks' maps, composed."""
-    j = tl.arange(0, BLOCK_CHUNKS)[None, :]
-    later = row_exists & (j > chunk) & (j < chunks)
+    if OVERLAP:
+        gdc_wait()
+    j = tl.arange(0, BLOCK_CHUNKS)[None, :]  # from the window's end, as they lie
+    later = row_exists & (j < chunks - 1 - chunk)
     a = tl.load(summary_a + (j * rows + row), mask=later, other=0)
     b = tl.load(summary_b + (j * rows + row), mask=later, other=1)  # the map of no step at all is x -> 0 + 1 x
-    a, b = tl.associative_scan((a, b), 1, combine, reverse=True)
-    return tl.sum(tl.where(j == 0, a, 0.0), 1, keep_dims=True)
+    a, b = tl.associative_scan((a, b), 1, combine)
+    return last_of(a, BLOCK_CHUNKS)
 
 
 @triton.jit
@@ -197,6 +140,7 @@ def vtrace_kernel(
     ROWS_FIRST: tl.constexpr,  # rows lie side by side in memory, rather than the steps of a row
     ROWS_TOGETHER: tl.constexpr,  # how many of them a thread takes, if ROWS_FIRST; divides inner_size
     STAGES: tl.constexpr,  # tiles whose loads are in flight
+    OVERLAP: tl.constexpr,  # APPLY is launched as SUMMARY begins, and waits for it where it needs it
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
@@ -215,9 +159,11 @@ def vtrace_kernel(
     # The map of all that was scanned so far, which comes later in time. All but a summary know what x is: b = -1.
     carry_a = tl.zeros([BLOCK_ROWS, 1], COMPUTE)
     carry_b = tl.full([BLOCK_ROWS, 1], 1 if PASS == SUMMARY else -1, COMPUTE)
-    if PASS == APPLY:
-        carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS)
     nothing_is_carried: tl.constexpr = ONE_TILE and PASS != APPLY
+    if PASS == SUMMARY and OVERLAP:
+        gdc_launch_dependents()
+    if PASS == APPLY and not ONE_TILE:
+        carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
 
     i = tl.arange(0, BLOCK_TIME)[None, :]
     if ROWS_FIRST:  # A scan in reverse goes through shuffles first. Only lanes along time want time to ascend.
@@ -230,44 +176,62 @@ def vtrace_kernel(
         if mask is not None:
             real = is_set(mask, outer, t, inner, real)
             has_next = is_set(mask, outer, t + 1, inner, has_next) & real
+
         # Reads that wait for no other come first; what is behind a cut is read here and there, and never used.
         term = is_set(terminated, outer, t, inner, real)
         trunc = real & ~real if truncated is None else is_set(truncated, outer, t, inner, real)
-        value, reward, w, discount = read_data(
-            log_pi, log_mu, values, rewards, step_gamma, gamma, outer, t, inner, real, COMPUTE
-        )
+        value = read(values, outer, t, inner, real, COMPUTE)
+        reward = read(rewards, outer, t, inner, real, COMPUTE)
+        w = tl.exp(read(log_pi, outer, t, inner, real, COMPUTE) - read(log_mu, outer, t, inner, real, COMPUTE))
+        if step_gamma is None:
+            discount = tl.full(value.shape, gamma, COMPUTE)
+        else:
+            discount = read(step_gamma, outer, t, inner, real, COMPUTE)
         value_ahead = read(values, outer, t + 1, inner, has_next, COMPUTE)
 
-        cut, bootstraps = boundaries(term, trunc, real, has_next)
-        next_value = continue_with(
-            continuation, value_ahead, outer, t, inner, term, cut, bootstraps, real, CONTINUATION_IS_NEXT, COMPUTE
-        )
-        alpha, beta = element(
-            w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
-            LAMBDA_IS_ONE, COMPUTE,
-        )  # fmt: skip
-        if PASS == SUMMARY:
-            delta, b = tl.associative_scan((alpha, beta), 1, combine, reverse=not ROWS_FIRST)
+        # A cut step that is not real reads nothing, and both its results are 0.
+        bootstraps = (~has_next | trunc) & ~term
+        cut = term | bootstraps
+        if CONTINUATION_IS_NEXT:
+            next_value = read(continuation, outer, t, inner, real & ~term, COMPUTE)
+        else:  # 0 where terminated
+            next_value = tl.where(cut, read(continuation, outer, t, inner, bootstraps & real, COMPUTE), value_ahead)
+
+        rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
+        c = clip(w, c_bar, c_bar_pointer, COMPUTE)
+        if not LAMBDA_IS_ONE:
+            c = tl.full([], lam, COMPUTE) * c
+        alpha = rho * (reward + discount * next_value - value)
+        beta = tl.where(cut, -1.0, discount * c)
+
+        if PASS == SUMMARY:  # only the whole tile's map counts, so the scan may run as memory does
+            if ROWS_FIRST:
+                a, b = tl.associative_scan((alpha, beta), 1, combine)
+            else:
+                a, b = tl.associative_scan((alpha, beta), 1, then)
+            carry_a, carry_b = then(last_of(a, BLOCK_TIME), last_of(b, BLOCK_TIME), carry_a, carry_b)
         else:
             zero = tl.zeros([BLOCK_ROWS, BLOCK_TIME], COMPUTE)
             delta, b, delta_ahead, d = tl.associative_scan(
                 (alpha, beta, zero, zero + 1), 1, combine_with_rest, reverse=not ROWS_FIRST
             )
+            if PASS == APPLY and ONE_TILE:  # as late as can be: the summaries may not be there yet
+                carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
             if not nothing_is_carried:
                 delta_ahead, _ = then(delta_ahead, d, carry_a, carry_b)
-        if not nothing_is_carried:
-            delta, b = then(delta, b, carry_a, carry_b)
-        if PASS != SUMMARY:
+                delta, b = then(delta, b, carry_a, carry_b)
+            if not ONE_TILE:
+                carry_a = tl.sum(tl.where(i == 0, delta, 0.0), 1, keep_dims=True)
+
             write(targets, outer, t, inner, value + delta, exists)
-            advantage = advantage_of(
-                w, reward, value, next_value, value_ahead + delta_ahead, discount, cut, pg_rho_bar, pg_rho_bar_pointer,
-                lam, LAMBDA_IS_ONE, WEIGHTED, COMPUTE,
-            )  # fmt: skip
+            target_ahead = value_ahead + delta_ahead
+            if not LAMBDA_IS_ONE:
+                target_ahead = next_value + tl.full([], lam, COMPUTE) * (target_ahead - next_value)
+            advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
+            if WEIGHTED:
+                advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
             write(advantages, outer, t, inner, advantage, exists)
-        if not ONE_TILE or PASS == SUMMARY:
-            carry_a = tl.sum(tl.where(i == 0, delta, 0.0), 1, keep_dims=True)
-        if PASS == SUMMARY:
-            carry_b = tl.sum(tl.where(i == 0, b, 0.0), 1, keep_dims=True)
     if PASS == SUMMARY:
-        tl.store(summary_a + (chunk * rows + row), carry_a, mask=row_exists)
-        tl.store(summary_b + (chunk * rows + row), carry_b, mask=row_exists)
+        place = (chunks - 1 - chunk) * rows + row
+        tl.store(summary_a + place, carry_a, mask=row_exists)
+        tl.store(summary_b + place, carry_b, mask=row_exists)

@@ -69,6 +69,13 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+def _starts_dependents_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one it depends on has ended (programmatic dependent launch)."""
+    return (
+        device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
+
+
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     """The launch for non-empty data of x's signature: everything but the pointers is settled here, once.
 
@@ -127,8 +134,10 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         not time_is_contiguous,
         4 if inner % 16 == 0 and block_rows >= 4 else 1,  # ROWS_TOGETHER
         1 if dtype is torch.float64 else stages,  # whose tiles ahead need not fit into shared memory
+        overlap := chunks > 1 and _starts_dependents_early(device),
     ]
-    passes = (WHOLE,) if chunks == 1 else (SUMMARY, APPLY)
+    early: dict[str, bool] = {"launch_pdl": True} if overlap else {}
+    passes = ((WHOLE, {}),) if chunks == 1 else ((SUMMARY, {}), (APPLY, early))
     compiled: list[Any] = []
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
@@ -153,10 +162,10 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else nullcontext():
             if runs:
-                for run, which in zip(runs, passes, strict=True):
+                for run, (which, _) in zip(runs, passes, strict=True):
                     run(*arguments, which)
             else:
-                handles = [vtrace_kernel[grid](*arguments, which, num_warps=warps) for which in passes]
+                handles = [vtrace_kernel[grid](*arguments, which, num_warps=warps, **early) for which, early in passes]
                 compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
         return results
 
