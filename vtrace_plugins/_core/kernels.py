@@ -79,24 +79,31 @@ def write(x, outer, t, inner, value, where):
 
 
 @triton.jit
-def last_of(x, SIZE: tl.constexpr):
-    """The last column of [rows, SIZE], as [rows, 1]."""
-    return tl.sum(tl.where(tl.arange(0, SIZE)[None, :] == SIZE - 1, x, 0.0), 1, keep_dims=True)
+def quarters(x, ROWS: tl.constexpr, RUNS: tl.constexpr):
+    """The first, second, third and fourth steps of runs of 4, ``[ROWS, RUNS, 4]``, each ``[ROWS, RUNS]``."""
+    even, odd = tl.split(tl.reshape(x, [ROWS, RUNS, 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    return x0, x1, x2, x3
 
 
 @triton.jit
-def entering(
-    summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS: tl.constexpr, OVERLAP: tl.constexpr
-):
+def together(x0, x1, x2, x3, ROWS: tl.constexpr, RUNS: tl.constexpr):
+    """The inverse of ``quarters``."""
+    return tl.reshape(tl.join(tl.join(x0, x2), tl.join(x1, x3)), [ROWS, RUNS, 4])
+
+
+@triton.jit
+def entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS: tl.constexpr, OVERLAP: tl.constexpr):
     """Delta at the first step after the chunk, ``[BLOCK_ROWS, 1]``: the later chunks' maps, composed."""
     if OVERLAP:
         gdc_wait()
     j = tl.arange(0, BLOCK_CHUNKS)[None, :]  # from the window's end, as they lie
-    later = row_exists & (j < chunks - 1 - chunk)
+    later = (row < rows) & (j < chunks - 1 - chunk)
     a = tl.load(summary_a + (j * rows + row), mask=later, other=0)
     b = tl.load(summary_b + (j * rows + row), mask=later, other=1)  # the map of no step at all is x -> 0 + 1 x
     a, b = tl.associative_scan((a, b), 1, combine)
-    return last_of(a, BLOCK_CHUNKS)
+    return tl.sum(tl.where(j == BLOCK_CHUNKS - 1, a, 0.0), 1, keep_dims=True)
 
 
 @triton.jit
@@ -144,30 +151,35 @@ def vtrace_kernel(
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    row = row[:, None].to(INDEX)
-    row_exists = row < rows
-    outer = row // inner_size
-    inner = row % inner_size
+    # Where steps lie side by side, a thread takes runs of them, and a run is one element of the scan: tiles are [rows,
+    # runs, steps], else [rows, steps]. Runs descend in time: a scan with reverse=True goes through shuffles first.
+    RUN: tl.constexpr = 1 if ROWS_FIRST else 4
+    RUNS: tl.constexpr = BLOCK_TIME // RUN
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
+    run = (RUNS - 1 - tl.arange(0, RUNS))[None, :]
+    row_exists, outer, inner, i = row < rows, row // inner_size, row % inner_size, run
     if ROWS_FIRST:
         # Else the byte-sized flags' 16 to a thread become everyone's, and the scan goes over lanes more than it must.
         inner = tl.max_contiguous(tl.multiple_of(inner, [ROWS_TOGETHER, 1]), [ROWS_TOGETHER, 1])
+    else:
+        row_exists, outer, inner = row_exists[:, :, None], outer[:, :, None], inner[:, :, None]
+        step = tl.arange(0, RUN)[None, None, :]
+        # Runs do not lie as the middle 2 says; it sorts the axes, so that a warp takes more runs before it takes more rows.
+        i = tl.max_contiguous(run[:, :, None] * RUN + step, [1, 2, RUN])
     chunk = tl.program_id(1)
+    if PASS == SUMMARY:
+        chunk = chunks - 1 - chunk
     first = chunk * chunk_tiles
     tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
 
     # The map of all that was scanned so far, which comes later in time. All but a summary know what x is: b = -1.
     carry_a = tl.zeros([BLOCK_ROWS, 1], COMPUTE)
     carry_b = tl.full([BLOCK_ROWS, 1], 1 if PASS == SUMMARY else -1, COMPUTE)
-    nothing_is_carried: tl.constexpr = ONE_TILE and PASS != APPLY
     if PASS == SUMMARY and OVERLAP:
         gdc_launch_dependents()
     if PASS == APPLY and not ONE_TILE:
-        carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
+        carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
 
-    i = tl.arange(0, BLOCK_TIME)[None, :]
-    if ROWS_FIRST:  # A scan in reverse goes through shuffles first. Only lanes along time want time to ascend.
-        i = BLOCK_TIME - 1 - i
     for tile in tl.range(tiles, num_stages=STAGES):
         t = ((first + tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
         exists = row_exists & (t < T)
@@ -187,7 +199,12 @@ def vtrace_kernel(
             discount = tl.full(value.shape, gamma, COMPUTE)
         else:
             discount = read(step_gamma, outer, t, inner, real, COMPUTE)
-        value_ahead = read(values, outer, t + 1, inner, has_next, COMPUTE)
+        if RUN == 1:
+            value_ahead = read(values, outer, t + 1, inner, has_next, COMPUTE)
+        else:  # unused, and whatever it may be, where there is no next step
+            v0, v1, v2, v3 = quarters(value, BLOCK_ROWS, RUNS)
+            after = read(values, outer, t + 1, inner, has_next & (step == RUN - 1), COMPUTE)
+            value_ahead = tl.where(step == RUN - 1, after, together(v1, v2, v3, v0, BLOCK_ROWS, RUNS))
 
         # A cut step that is not real reads nothing, and both its results are 0.
         bootstraps = (~has_next | trunc) & ~term
@@ -204,25 +221,33 @@ def vtrace_kernel(
         alpha = rho * (reward + discount * next_value - value)
         beta = tl.where(cut, -1.0, discount * c)
 
-        if PASS == SUMMARY:  # only the whole tile's map counts, so the scan may run as memory does
-            if ROWS_FIRST:
-                a, b = tl.associative_scan((alpha, beta), 1, combine)
-            else:
-                a, b = tl.associative_scan((alpha, beta), 1, then)
-            carry_a, carry_b = then(last_of(a, BLOCK_TIME), last_of(b, BLOCK_TIME), carry_a, carry_b)
+        # Runs to maps, their scan, and back: later_a is Delta at the first step after the run.
+        run_a, run_b = alpha, beta
+        if RUN > 1:
+            a0, a1, a2, a3 = quarters(alpha, BLOCK_ROWS, RUNS)
+            b0, b1, b2, b3 = quarters(beta, BLOCK_ROWS, RUNS)
+            run_a, run_b = then(a2, b2, a3, b3)
+            run_a, run_b = then(a1, b1, run_a, run_b)
+            run_a, run_b = then(a0, b0, run_a, run_b)
+        if PASS == SUMMARY:
+            run_a, run_b = tl.associative_scan((run_a, run_b), 1, combine)
         else:
-            zero = tl.zeros([BLOCK_ROWS, BLOCK_TIME], COMPUTE)
-            delta, b, delta_ahead, d = tl.associative_scan(
-                (alpha, beta, zero, zero + 1), 1, combine_with_rest, reverse=not ROWS_FIRST
-            )
+            zero = tl.zeros([BLOCK_ROWS, RUNS], COMPUTE)
+            run_a, run_b, later_a, later_b = tl.associative_scan((run_a, run_b, zero, zero + 1), 1, combine_with_rest)
             if PASS == APPLY and ONE_TILE:  # as late as can be: the summaries may not be there yet
-                carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
-            if not nothing_is_carried:
-                delta_ahead, _ = then(delta_ahead, d, carry_a, carry_b)
-                delta, b = then(delta, b, carry_a, carry_b)
-            if not ONE_TILE:
-                carry_a = tl.sum(tl.where(i == 0, delta, 0.0), 1, keep_dims=True)
-
+                carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
+            if PASS == APPLY or not ONE_TILE:
+                later_a, _ = then(later_a, later_b, carry_a, carry_b)
+            if RUN == 1:
+                delta, _ = then(alpha, beta, later_a, later_b)
+                delta_ahead = later_a
+            else:
+                a3, _ = then(a3, b3, later_a, later_b)
+                a2, _ = then(a2, b2, a3, b3)
+                a1, _ = then(a1, b1, a2, b2)
+                a0, _ = then(a0, b0, a1, b1)
+                delta = together(a0, a1, a2, a3, BLOCK_ROWS, RUNS)
+                delta_ahead = together(a1, a2, a3, later_a, BLOCK_ROWS, RUNS)
             write(targets, outer, t, inner, value + delta, exists)
             target_ahead = value_ahead + delta_ahead
             if not LAMBDA_IS_ONE:
@@ -231,7 +256,12 @@ def vtrace_kernel(
             if WEIGHTED:
                 advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
             write(advantages, outer, t, inner, advantage, exists)
+        if not ONE_TILE or PASS == SUMMARY:
+            last = run == 0
+            tile_a = tl.sum(tl.where(last, run_a, 0.0), 1, keep_dims=True)
+            tile_b = tl.sum(tl.where(last, run_b, 0.0), 1, keep_dims=True)
+            carry_a, carry_b = then(tile_a, tile_b, carry_a, carry_b)
     if PASS == SUMMARY:
         place = (chunks - 1 - chunk) * rows + row
-        tl.store(summary_a + place, carry_a, mask=row_exists)
-        tl.store(summary_b + place, carry_b, mask=row_exists)
+        tl.store(summary_a + place, carry_a, mask=row < rows)
+        tl.store(summary_b + place, carry_b, mask=row < rows)
