@@ -57,40 +57,55 @@ def clip(w, bar, bar_pointer, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def at(x, outer, t, inner):
-    return x[0] + (outer * x[1] + t * x[2] + inner * x[3])
-
-
-@triton.jit
-def read(x, outer, t, inner, where, COMPUTE: tl.constexpr):
-    """x at [outer, t, inner] in the compute dtype; 0, unread, outside ``where``."""
-    return tl.load(at(x, outer, t, inner), mask=where, other=0).to(COMPUTE)
-
-
-@triton.jit
-def is_set(x, outer, t, inner, where):
-    """A flag of any dtype; False, unread, outside ``where``."""
-    return (tl.load(at(x, outer, t, inner), mask=where, other=0) != 0) & where
-
-
-@triton.jit
-def write(x, outer, t, inner, value, where):
-    tl.store(at(x, outer, t, inner), value.to(x[0].dtype.element_ty), mask=where)
-
-
-@triton.jit
-def quarters(x, ROWS: tl.constexpr, RUNS: tl.constexpr):
-    """The first, second, third and fourth steps of runs of 4, ``[ROWS, RUNS, 4]``, each ``[ROWS, RUNS]``."""
-    even, odd = tl.split(tl.reshape(x, [ROWS, RUNS, 2, 2]))
+def quarters(x):
+    """The first, second, third and fourth steps of runs of 4, ``[rows, runs, 4]``, each ``[rows, runs]``."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], 2, 2]))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)
     return x0, x1, x2, x3
 
 
 @triton.jit
-def together(x0, x1, x2, x3, ROWS: tl.constexpr, RUNS: tl.constexpr):
+def together(x0, x1, x2, x3):
     """The inverse of ``quarters``."""
-    return tl.reshape(tl.join(tl.join(x0, x2), tl.join(x1, x3)), [ROWS, RUNS, 4])
+    return tl.reshape(tl.join(tl.join(x0, x2), tl.join(x1, x3)), [x0.shape[0], x0.shape[1], 4])
+
+
+@triton.jit
+def at(x, outer, t, inner):
+    return x[0] + (outer * x[1] + t * x[2] + inner * x[3])
+
+
+@triton.jit
+def load(x, outer, t, inner, exists, where):
+    """x of a tile; 0, unread, outside ``where``; that None means where it exists.
+
+    ``t`` and ``exists`` are each step's; or each run's first step's and a tuple over the steps of a run, read apart.
+    """
+    if len(t.shape) == 3:
+        result = tl.load(at(x, outer, t, inner), mask=exists if where is None else where, other=0)
+    else:
+        w0, w1, w2, w3 = exists if where is None else quarters(where)
+        result = together(
+            tl.load(at(x, outer, t, inner), mask=w0, other=0),
+            tl.load(at(x, outer, t + 1, inner), mask=w1, other=0),
+            tl.load(at(x, outer, t + 2, inner), mask=w2, other=0),
+            tl.load(at(x, outer, t + 3, inner), mask=w3, other=0),
+        )
+    return result
+
+
+@triton.jit
+def write(x, outer, t, inner, exists, value):
+    value = value.to(x[0].dtype.element_ty)
+    if len(t.shape) == 3:
+        tl.store(at(x, outer, t, inner), value, mask=exists)
+    else:
+        x0, x1, x2, x3 = quarters(value)
+        tl.store(at(x, outer, t, inner), x0, mask=exists[0])
+        tl.store(at(x, outer, t + 1, inner), x1, mask=exists[1])
+        tl.store(at(x, outer, t + 2, inner), x2, mask=exists[2])
+        tl.store(at(x, outer, t + 3, inner), x3, mask=exists[3])
 
 
 @triton.jit
@@ -151,21 +166,22 @@ def vtrace_kernel(
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
-    # Where steps lie side by side, a thread takes runs of them, and a run is one element of the scan: tiles are [rows,
-    # runs, steps], else [rows, steps]. Runs descend in time: a scan with reverse=True goes through shuffles first.
-    RUN: tl.constexpr = 1 if ROWS_FIRST else 4
+    # A thread takes runs of steps, and a run is one element of the scan: a tile is [rows, runs, steps]. Runs descend in
+    # time, since a scan with reverse=True goes through shuffles first.
+    RUN: tl.constexpr = 4
     RUNS: tl.constexpr = BLOCK_TIME // RUN
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
-    run = (RUNS - 1 - tl.arange(0, RUNS))[None, :]
-    row_exists, outer, inner, i = row < rows, row // inner_size, row % inner_size, run
-    if ROWS_FIRST:
+    i = (RUNS - 1 - tl.arange(0, RUNS))[None, :] * RUN
+    last = i == 0
+    row_exists, outer, inner = row < rows, row // inner_size, row % inner_size
+    if ROWS_FIRST:  # neighbours in memory are different rows' steps: the steps of a run are read apart
         # Else the byte-sized flags' 16 to a thread become everyone's, and the scan goes over lanes more than it must.
         inner = tl.max_contiguous(tl.multiple_of(inner, [ROWS_TOGETHER, 1]), [ROWS_TOGETHER, 1])
     else:
         row_exists, outer, inner = row_exists[:, :, None], outer[:, :, None], inner[:, :, None]
         step = tl.arange(0, RUN)[None, None, :]
         # Runs do not lie as the middle 2 says; it sorts the axes, so that a warp takes more runs before it takes more rows.
-        i = tl.max_contiguous(run[:, :, None] * RUN + step, [1, 2, RUN])
+        i = tl.max_contiguous(i[:, :, None] + step, [1, 2, RUN])
     chunk = tl.program_id(1)
     if PASS == SUMMARY:
         chunk = chunks - 1 - chunk
@@ -182,37 +198,56 @@ def vtrace_kernel(
 
     for tile in tl.range(tiles, num_stages=STAGES):
         t = ((first + tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
-        exists = row_exists & (t < T)
-        real = exists
-        has_next = real & (t + 1 < T)
+        if ROWS_FIRST:
+            exists = (
+                row_exists & (t < T),
+                row_exists & (t + 1 < T),
+                row_exists & (t + 2 < T),
+                row_exists & (t + 3 < T),
+            )
+            after_exists = row_exists & (t + 4 < T)
+            real = together(exists[0], exists[1], exists[2], exists[3])
+            has_next = together(exists[1], exists[2], exists[3], after_exists)
+        else:
+            exists = row_exists & (t < T)
+            real = exists
+            has_next = row_exists & (t + 1 < T)
+        where = None
         if mask is not None:
-            real = is_set(mask, outer, t, inner, real)
-            has_next = is_set(mask, outer, t + 1, inner, has_next) & real
+            real = load(mask, outer, t, inner, exists, None) != 0
+            has_next = real & (load(mask, outer, t + 1, inner, exists, has_next) != 0)
+            where = real
 
         # Reads that wait for no other come first; what is behind a cut is read here and there, and never used.
-        term = is_set(terminated, outer, t, inner, real)
-        trunc = real & ~real if truncated is None else is_set(truncated, outer, t, inner, real)
-        value = read(values, outer, t, inner, real, COMPUTE)
-        reward = read(rewards, outer, t, inner, real, COMPUTE)
-        w = tl.exp(read(log_pi, outer, t, inner, real, COMPUTE) - read(log_mu, outer, t, inner, real, COMPUTE))
+        term = load(terminated, outer, t, inner, exists, where) != 0
+        trunc = real & ~real
+        if truncated is not None:
+            trunc = load(truncated, outer, t, inner, exists, where) != 0
+        value = load(values, outer, t, inner, exists, where).to(COMPUTE)
+        reward = load(rewards, outer, t, inner, exists, where).to(COMPUTE)
+        w = tl.exp(
+            load(log_pi, outer, t, inner, exists, where).to(COMPUTE)
+            - load(log_mu, outer, t, inner, exists, where).to(COMPUTE)
+        )
         if step_gamma is None:
             discount = tl.full(value.shape, gamma, COMPUTE)
         else:
-            discount = read(step_gamma, outer, t, inner, real, COMPUTE)
-        if RUN == 1:
-            value_ahead = read(values, outer, t + 1, inner, has_next, COMPUTE)
-        else:  # unused, and whatever it may be, where there is no next step
-            v0, v1, v2, v3 = quarters(value, BLOCK_ROWS, RUNS)
-            after = read(values, outer, t + 1, inner, has_next & (step == RUN - 1), COMPUTE)
-            value_ahead = tl.where(step == RUN - 1, after, together(v1, v2, v3, v0, BLOCK_ROWS, RUNS))
+            discount = load(step_gamma, outer, t, inner, exists, where).to(COMPUTE)
+        # The value ahead is unused, and whatever it may be, where there is no next step.
+        v0, v1, v2, v3 = quarters(value)
+        if ROWS_FIRST:
+            after = tl.load(at(values, outer, t + 4, inner), mask=after_exists, other=0).to(COMPUTE)
+            value_ahead = together(v1, v2, v3, after)
+        else:
+            after = load(values, outer, t + 1, inner, exists, has_next & (step == RUN - 1)).to(COMPUTE)
+            value_ahead = tl.where(step == RUN - 1, after, together(v1, v2, v3, v0))
 
         # A cut step that is not real reads nothing, and both its results are 0.
         bootstraps = (~has_next | trunc) & ~term
         cut = term | bootstraps
-        if CONTINUATION_IS_NEXT:
-            next_value = read(continuation, outer, t, inner, real & ~term, COMPUTE)
-        else:  # 0 where terminated
-            next_value = tl.where(cut, read(continuation, outer, t, inner, bootstraps & real, COMPUTE), value_ahead)
+        counts = real & ~term if CONTINUATION_IS_NEXT else real & bootstraps  # elsewhere it is not read
+        continued = load(continuation, outer, t, inner, exists, counts).to(COMPUTE)
+        next_value = continued if CONTINUATION_IS_NEXT else tl.where(cut, continued, value_ahead)  # 0 where terminated
 
         rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
         c = clip(w, c_bar, c_bar_pointer, COMPUTE)
@@ -222,42 +257,39 @@ def vtrace_kernel(
         beta = tl.where(cut, -1.0, discount * c)
 
         # Runs to maps, their scan, and back: later_a is Delta at the first step after the run.
-        run_a, run_b = alpha, beta
-        if RUN > 1:
-            a0, a1, a2, a3 = quarters(alpha, BLOCK_ROWS, RUNS)
-            b0, b1, b2, b3 = quarters(beta, BLOCK_ROWS, RUNS)
-            run_a, run_b = then(a2, b2, a3, b3)
-            run_a, run_b = then(a1, b1, run_a, run_b)
-            run_a, run_b = then(a0, b0, run_a, run_b)
-        if PASS == SUMMARY:
-            run_a, run_b = tl.associative_scan((run_a, run_b), 1, combine)
-        else:
-            zero = tl.zeros([BLOCK_ROWS, RUNS], COMPUTE)
-            run_a, run_b, later_a, later_b = tl.associative_scan((run_a, run_b, zero, zero + 1), 1, combine_with_rest)
+        a0, a1, a2, a3 = quarters(alpha)
+        b0, b1, b2, b3 = quarters(beta)
+        run_a, run_b = then(a2, b2, a3, b3)
+        run_a, run_b = then(a1, b1, run_a, run_b)
+        run_a, run_b = then(a0, b0, run_a, run_b)
+        later_a = tl.zeros([BLOCK_ROWS, RUNS], COMPUTE)
+        later_b = later_a + 1
+        if RUNS > 1:
+            if PASS == SUMMARY:
+                run_a, run_b = tl.associative_scan((run_a, run_b), 1, combine)
+            else:
+                run_a, run_b, later_a, later_b = tl.associative_scan(
+                    (run_a, run_b, later_a, later_b), 1, combine_with_rest
+                )
+        if PASS != SUMMARY:
             if PASS == APPLY and ONE_TILE:  # as late as can be: the summaries may not be there yet
                 carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
             if PASS == APPLY or not ONE_TILE:
                 later_a, _ = then(later_a, later_b, carry_a, carry_b)
-            if RUN == 1:
-                delta, _ = then(alpha, beta, later_a, later_b)
-                delta_ahead = later_a
-            else:
-                a3, _ = then(a3, b3, later_a, later_b)
-                a2, _ = then(a2, b2, a3, b3)
-                a1, _ = then(a1, b1, a2, b2)
-                a0, _ = then(a0, b0, a1, b1)
-                delta = together(a0, a1, a2, a3, BLOCK_ROWS, RUNS)
-                delta_ahead = together(a1, a2, a3, later_a, BLOCK_ROWS, RUNS)
-            write(targets, outer, t, inner, value + delta, exists)
+            a3, _ = then(a3, b3, later_a, later_b)
+            a2, _ = then(a2, b2, a3, b3)
+            a1, _ = then(a1, b1, a2, b2)
+            a0, _ = then(a0, b0, a1, b1)
+            delta, delta_ahead = together(a0, a1, a2, a3), together(a1, a2, a3, later_a)
+            write(targets, outer, t, inner, exists, value + delta)
             target_ahead = value_ahead + delta_ahead
             if not LAMBDA_IS_ONE:
                 target_ahead = next_value + tl.full([], lam, COMPUTE) * (target_ahead - next_value)
             advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
             if WEIGHTED:
                 advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
-            write(advantages, outer, t, inner, advantage, exists)
+            write(advantages, outer, t, inner, exists, advantage)
         if not ONE_TILE or PASS == SUMMARY:
-            last = run == 0
             tile_a = tl.sum(tl.where(last, run_a, 0.0), 1, keep_dims=True)
             tile_b = tl.sum(tl.where(last, run_b, 0.0), 1, keep_dims=True)
             carry_a, carry_b = then(tile_a, tile_b, carry_a, carry_b)
