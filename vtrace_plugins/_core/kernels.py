@@ -4,8 +4,10 @@ The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan against time
 ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The cut rides in b: beta
 is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it out.
 
-A program scans tiles ``[BLOCK_ROWS, BLOCK_TIME]`` from the end of its time to the start. Where rows lie side by side
-in memory, ROWS_FIRST, the lanes run along rows, and the next tiles' loads are in flight (``num_stages``).
+A program scans tiles ``[rows, time]`` from the end of its time to the start, the next tiles' loads in flight
+(``num_stages``). A thread holds runs of four steps, so a tile is ``[rows, runs, steps]`` and the scan goes over runs:
+their steps are composed in registers, before and after. Where a row's steps lie side by side in memory a run is one
+load, where rows do (ROWS_FIRST) it is four.
 
 A long window of few rows is cut into chunks, over the grid's second dimension: the ``SUMMARY`` pass writes each chunk's
 map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
@@ -180,10 +182,10 @@ def vtrace_kernel(
     else:
         row_exists, outer, inner = row_exists[:, :, None], outer[:, :, None], inner[:, :, None]
         step = tl.arange(0, RUN)[None, None, :]
-        # Runs do not lie as the middle 2 says; it sorts the axes, so that a warp takes more runs before it takes more rows.
+        # Runs do not lie as the middle 2 says; it sorts the axes: a warp takes more runs before it takes more rows.
         i = tl.max_contiguous(i[:, :, None] + step, [1, 2, RUN])
     chunk = tl.program_id(1)
-    if PASS == SUMMARY:
+    if PASS == SUMMARY:  # from the end: APPLY begins with what was read last, and finds it in the cache
         chunk = chunks - 1 - chunk
     first = chunk * chunk_tiles
     tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
@@ -199,15 +201,10 @@ def vtrace_kernel(
     for tile in tl.range(tiles, num_stages=STAGES):
         t = ((first + tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
         if ROWS_FIRST:
-            exists = (
-                row_exists & (t < T),
-                row_exists & (t + 1 < T),
-                row_exists & (t + 2 < T),
-                row_exists & (t + 3 < T),
-            )
-            after_exists = row_exists & (t + 4 < T)
-            real = together(exists[0], exists[1], exists[2], exists[3])
-            has_next = together(exists[1], exists[2], exists[3], after_exists)
+            e0, e1 = row_exists & (t < T), row_exists & (t + 1 < T)
+            e2, e3, e4 = row_exists & (t + 2 < T), row_exists & (t + 3 < T), row_exists & (t + 4 < T)
+            exists = (e0, e1, e2, e3)
+            real, has_next = together(e0, e1, e2, e3), together(e1, e2, e3, e4)
         else:
             exists = row_exists & (t < T)
             real = exists
@@ -236,7 +233,7 @@ def vtrace_kernel(
         # The value ahead is unused, and whatever it may be, where there is no next step.
         v0, v1, v2, v3 = quarters(value)
         if ROWS_FIRST:
-            after = tl.load(at(values, outer, t + 4, inner), mask=after_exists, other=0).to(COMPUTE)
+            after = tl.load(at(values, outer, t + 4, inner), mask=e4, other=0).to(COMPUTE)
             value_ahead = together(v1, v2, v3, after)
         else:
             after = load(values, outer, t + 1, inner, exists, has_next & (step == RUN - 1)).to(COMPUTE)
