@@ -4,8 +4,10 @@ The recurrence ``Delta_t = alpha_t + beta_t Delta_{t+1}`` is a scan against time
 ends its episode or the window is *cut*: it starts from its own alpha, whatever lies behind it. The cut rides in b: beta
 is never negative, so b = -1 says "cut", and a selection (never a product) keeps a NaN behind it out.
 
-A program scans tiles ``[BLOCK_ROWS, BLOCK_TIME]`` from the end of its time to the start. Where rows lie side by side
-in memory, ROWS_FIRST, the lanes run along rows, and the next tiles' loads are in flight (``num_stages``).
+A program scans tiles ``[rows, time]`` from the end of its time to the start, the next tiles' loads in flight
+(``num_stages``). A thread holds runs of four steps, so a tile is ``[rows, runs, steps]`` and the scan goes over runs:
+their steps are composed in registers, before and after. Where a row's steps lie side by side in memory a run is one
+load, where rows do (ROWS_FIRST) it is four.
 
 A long window of few rows is cut into chunks, over the grid's second dimension: the ``SUMMARY`` pass writes each chunk's
 map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
@@ -17,6 +19,7 @@ one is None, which removes its branch at compile time.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))
 
@@ -56,104 +59,68 @@ def clip(w, bar, bar_pointer, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def quarters(x):
+    """The first, second, third and fourth steps of runs of 4, ``[rows, runs, 4]``, each ``[rows, runs]``."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def together(x0, x1, x2, x3):
+    """The inverse of ``quarters``."""
+    return tl.reshape(tl.join(tl.join(x0, x2), tl.join(x1, x3)), [x0.shape[0], x0.shape[1], 4])
+
+
+@triton.jit
 def at(x, outer, t, inner):
     return x[0] + (outer * x[1] + t * x[2] + inner * x[3])
 
 
 @triton.jit
-def read(x, outer, t, inner, where, COMPUTE: tl.constexpr):
-    """x at [outer, t, inner] in the compute dtype; 0, unread, outside ``where``."""
-    return tl.load(at(x, outer, t, inner), mask=where, other=0).to(COMPUTE)
+def load(x, outer, t, inner, exists, where):
+    """x of a tile; 0, unread, outside ``where``; that None means where it exists.
 
-
-@triton.jit
-def is_set(x, outer, t, inner, where):
-    """A flag of any dtype; False, unread, outside ``where``."""
-    return (tl.load(at(x, outer, t, inner), mask=where, other=0) != 0) & where
-
-
-@triton.jit
-def read_data(log_pi, log_mu, values, rewards, step_gamma, gamma, outer, t, inner, real, COMPUTE: tl.constexpr):
-    """(value, reward, importance ratio, discount); where not real, 0, 0, 1 and gamma or 0."""
-    value = read(values, outer, t, inner, real, COMPUTE)
-    reward = read(rewards, outer, t, inner, real, COMPUTE)
-    w = tl.exp(read(log_pi, outer, t, inner, real, COMPUTE) - read(log_mu, outer, t, inner, real, COMPUTE))
-    if step_gamma is None:
-        discount = tl.full(value.shape, gamma, COMPUTE)
+    ``t`` and ``exists`` are each step's; or each run's first step's and a tuple over the steps of a run, read apart.
+    """
+    if len(t.shape) == 3:
+        result = tl.load(at(x, outer, t, inner), mask=exists if where is None else where, other=0)
     else:
-        discount = read(step_gamma, outer, t, inner, real, COMPUTE)
-    return value, reward, w, discount
-
-
-@triton.jit
-def boundaries(term, trunc, real, has_next):
-    """(cut, where the continuation is read). A cut step that is not real reads nothing, and both its results are 0."""
-    bootstraps = (~has_next | trunc) & ~term
-    return term | bootstraps, bootstraps & real
-
-
-@triton.jit
-def continue_with(
-    continuation,
-    value_ahead,
-    outer,
-    t,
-    inner,
-    term,
-    cut,
-    bootstraps,
-    real,
-    IS_NEXT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    """V of the state that follows: 0 where terminated, the continuation where it counts, else the next value."""
-    if IS_NEXT:
-        result = read(continuation, outer, t, inner, real & ~term, COMPUTE)
-    else:
-        result = tl.where(cut, read(continuation, outer, t, inner, bootstraps, COMPUTE), value_ahead)
+        w0, w1, w2, w3 = exists if where is None else quarters(where)
+        result = together(
+            tl.load(at(x, outer, t, inner), mask=w0, other=0),
+            tl.load(at(x, outer, t + 1, inner), mask=w1, other=0),
+            tl.load(at(x, outer, t + 2, inner), mask=w2, other=0),
+            tl.load(at(x, outer, t + 3, inner), mask=w3, other=0),
+        )
     return result
 
 
 @triton.jit
-def element(
-    w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
-    LAMBDA_IS_ONE: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """(alpha, beta) of a step."""
-    rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
-    c = clip(w, c_bar, c_bar_pointer, COMPUTE)
-    if not LAMBDA_IS_ONE:
-        c = tl.full([], lam, COMPUTE) * c
-    return rho * (reward + discount * next_value - value), tl.where(cut, -1.0, discount * c)
+def write(x, outer, t, inner, exists, value):
+    value = value.to(x[0].dtype.element_ty)
+    if len(t.shape) == 3:
+        tl.store(at(x, outer, t, inner), value, mask=exists)
+    else:
+        x0, x1, x2, x3 = quarters(value)
+        tl.store(at(x, outer, t, inner), x0, mask=exists[0])
+        tl.store(at(x, outer, t + 1, inner), x1, mask=exists[1])
+        tl.store(at(x, outer, t + 2, inner), x2, mask=exists[2])
+        tl.store(at(x, outer, t + 3, inner), x3, mask=exists[3])
 
 
 @triton.jit
-def advantage_of(
-    w, reward, value, next_value, target_ahead, discount, cut, pg_rho_bar, pg_rho_bar_pointer, lam,
-    LAMBDA_IS_ONE: tl.constexpr, WEIGHTED: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    if not LAMBDA_IS_ONE:
-        target_ahead = next_value + tl.full([], lam, COMPUTE) * (target_ahead - next_value)
-    advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
-    if WEIGHTED:
-        advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
-    return advantage
-
-
-@triton.jit
-def write(x, outer, t, inner, value, where):
-    tl.store(at(x, outer, t, inner), value.to(x[0].dtype.element_ty), mask=where)
-
-
-@triton.jit
-def entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS: tl.constexpr):
+def entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS: tl.constexpr, OVERLAP: tl.constexpr):
     """Delta at the first step after the chunk, ``[BLOCK_ROWS, 1]``: the later chunks' maps, composed."""
-    j = tl.arange(0, BLOCK_CHUNKS)[None, :]
-    later = row_exists & (j > chunk) & (j < chunks)
+    if OVERLAP:
+        gdc_wait()
+    j = tl.arange(0, BLOCK_CHUNKS)[None, :]  # from the window's end, as they lie
+    later = (row < rows) & (j < chunks - 1 - chunk)
     a = tl.load(summary_a + (j * rows + row), mask=later, other=0)
     b = tl.load(summary_b + (j * rows + row), mask=later, other=1)  # the map of no step at all is x -> 0 + 1 x
-    a, b = tl.associative_scan((a, b), 1, combine, reverse=True)
-    return tl.sum(tl.where(j == 0, a, 0.0), 1, keep_dims=True)
+    a, b = tl.associative_scan((a, b), 1, combine)
+    return tl.sum(tl.where(j == BLOCK_CHUNKS - 1, a, 0.0), 1, keep_dims=True)
 
 
 @triton.jit
@@ -197,77 +164,133 @@ def vtrace_kernel(
     ROWS_FIRST: tl.constexpr,  # rows lie side by side in memory, rather than the steps of a row
     ROWS_TOGETHER: tl.constexpr,  # how many of them a thread takes, if ROWS_FIRST; divides inner_size
     STAGES: tl.constexpr,  # tiles whose loads are in flight
+    OVERLAP: tl.constexpr,  # APPLY is launched as SUMMARY begins, and waits for it where it needs it
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    row = row[:, None].to(INDEX)
-    row_exists = row < rows
-    outer = row // inner_size
-    inner = row % inner_size
-    if ROWS_FIRST:
+    # A thread takes runs of steps, and a run is one element of the scan: a tile is [rows, runs, steps]. Runs descend in
+    # time, since a scan with reverse=True goes through shuffles first.
+    RUN: tl.constexpr = 4
+    RUNS: tl.constexpr = BLOCK_TIME // RUN
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
+    i = (RUNS - 1 - tl.arange(0, RUNS))[None, :] * RUN
+    last = i == 0
+    row_exists, outer, inner = row < rows, row // inner_size, row % inner_size
+    if ROWS_FIRST:  # neighbours in memory are different rows' steps: the steps of a run are read apart
         # Else the byte-sized flags' 16 to a thread become everyone's, and the scan goes over lanes more than it must.
         inner = tl.max_contiguous(tl.multiple_of(inner, [ROWS_TOGETHER, 1]), [ROWS_TOGETHER, 1])
+    else:
+        row_exists, outer, inner = row_exists[:, :, None], outer[:, :, None], inner[:, :, None]
+        step = tl.arange(0, RUN)[None, None, :]
+        # Runs do not lie as the middle 2 says; it sorts the axes: a warp takes more runs before it takes more rows.
+        i = tl.max_contiguous(i[:, :, None] + step, [1, 2, RUN])
     chunk = tl.program_id(1)
+    if PASS == SUMMARY:  # from the end: APPLY begins with what was read last, and finds it in the cache
+        chunk = chunks - 1 - chunk
     first = chunk * chunk_tiles
     tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
 
     # The map of all that was scanned so far, which comes later in time. All but a summary know what x is: b = -1.
     carry_a = tl.zeros([BLOCK_ROWS, 1], COMPUTE)
     carry_b = tl.full([BLOCK_ROWS, 1], 1 if PASS == SUMMARY else -1, COMPUTE)
-    if PASS == APPLY:
-        carry_a = entering(summary_a, summary_b, row, rows, row_exists, chunk, chunks, BLOCK_CHUNKS)
-    nothing_is_carried: tl.constexpr = ONE_TILE and PASS != APPLY
+    if PASS == SUMMARY and OVERLAP:
+        gdc_launch_dependents()
+    if PASS == APPLY and not ONE_TILE:
+        carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
 
-    i = tl.arange(0, BLOCK_TIME)[None, :]
-    if ROWS_FIRST:  # A scan in reverse goes through shuffles first. Only lanes along time want time to ascend.
-        i = BLOCK_TIME - 1 - i
     for tile in tl.range(tiles, num_stages=STAGES):
         t = ((first + tiles - 1 - tile) * BLOCK_TIME + i).to(INDEX)
-        exists = row_exists & (t < T)
-        real = exists
-        has_next = real & (t + 1 < T)
-        if mask is not None:
-            real = is_set(mask, outer, t, inner, real)
-            has_next = is_set(mask, outer, t + 1, inner, has_next) & real
-        # Reads that wait for no other come first; what is behind a cut is read here and there, and never used.
-        term = is_set(terminated, outer, t, inner, real)
-        trunc = real & ~real if truncated is None else is_set(truncated, outer, t, inner, real)
-        value, reward, w, discount = read_data(
-            log_pi, log_mu, values, rewards, step_gamma, gamma, outer, t, inner, real, COMPUTE
-        )
-        value_ahead = read(values, outer, t + 1, inner, has_next, COMPUTE)
-
-        cut, bootstraps = boundaries(term, trunc, real, has_next)
-        next_value = continue_with(
-            continuation, value_ahead, outer, t, inner, term, cut, bootstraps, real, CONTINUATION_IS_NEXT, COMPUTE
-        )
-        alpha, beta = element(
-            w, reward, value, next_value, discount, cut, rho_bar, rho_bar_pointer, c_bar, c_bar_pointer, lam,
-            LAMBDA_IS_ONE, COMPUTE,
-        )  # fmt: skip
-        if PASS == SUMMARY:
-            delta, b = tl.associative_scan((alpha, beta), 1, combine, reverse=not ROWS_FIRST)
+        if ROWS_FIRST:
+            e0, e1 = row_exists & (t < T), row_exists & (t + 1 < T)
+            e2, e3, e4 = row_exists & (t + 2 < T), row_exists & (t + 3 < T), row_exists & (t + 4 < T)
+            exists = (e0, e1, e2, e3)
+            real, has_next = together(e0, e1, e2, e3), together(e1, e2, e3, e4)
         else:
-            zero = tl.zeros([BLOCK_ROWS, BLOCK_TIME], COMPUTE)
-            delta, b, delta_ahead, d = tl.associative_scan(
-                (alpha, beta, zero, zero + 1), 1, combine_with_rest, reverse=not ROWS_FIRST
-            )
-            if not nothing_is_carried:
-                delta_ahead, _ = then(delta_ahead, d, carry_a, carry_b)
-        if not nothing_is_carried:
-            delta, b = then(delta, b, carry_a, carry_b)
+            exists = row_exists & (t < T)
+            real = exists
+            has_next = row_exists & (t + 1 < T)
+        where = None
+        if mask is not None:
+            real = load(mask, outer, t, inner, exists, None) != 0
+            has_next = real & (load(mask, outer, t + 1, inner, exists, has_next) != 0)
+            where = real
+
+        # Reads that wait for no other come first; what is behind a cut is read here and there, and never used.
+        term = load(terminated, outer, t, inner, exists, where) != 0
+        trunc = real & ~real
+        if truncated is not None:
+            trunc = load(truncated, outer, t, inner, exists, where) != 0
+        value = load(values, outer, t, inner, exists, where).to(COMPUTE)
+        reward = load(rewards, outer, t, inner, exists, where).to(COMPUTE)
+        w = tl.exp(
+            load(log_pi, outer, t, inner, exists, where).to(COMPUTE)
+            - load(log_mu, outer, t, inner, exists, where).to(COMPUTE)
+        )
+        if step_gamma is None:
+            discount = tl.full(value.shape, gamma, COMPUTE)
+        else:
+            discount = load(step_gamma, outer, t, inner, exists, where).to(COMPUTE)
+        # The value ahead is unused, and whatever it may be, where there is no next step.
+        v0, v1, v2, v3 = quarters(value)
+        if ROWS_FIRST:
+            after = tl.load(at(values, outer, t + 4, inner), mask=e4, other=0).to(COMPUTE)
+            value_ahead = together(v1, v2, v3, after)
+        else:
+            after = load(values, outer, t + 1, inner, exists, has_next & (step == RUN - 1)).to(COMPUTE)
+            value_ahead = tl.where(step == RUN - 1, after, together(v1, v2, v3, v0))
+
+        # A cut step that is not real reads nothing, and both its results are 0.
+        bootstraps = (~has_next | trunc) & ~term
+        cut = term | bootstraps
+        counts = real & ~term if CONTINUATION_IS_NEXT else real & bootstraps  # elsewhere it is not read
+        continued = load(continuation, outer, t, inner, exists, counts).to(COMPUTE)
+        next_value = continued if CONTINUATION_IS_NEXT else tl.where(cut, continued, value_ahead)  # 0 where terminated
+
+        rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
+        c = clip(w, c_bar, c_bar_pointer, COMPUTE)
+        if not LAMBDA_IS_ONE:
+            c = tl.full([], lam, COMPUTE) * c
+        alpha = rho * (reward + discount * next_value - value)
+        beta = tl.where(cut, -1.0, discount * c)
+
+        # Runs to maps, their scan, and back: later_a is Delta at the first step after the run.
+        a0, a1, a2, a3 = quarters(alpha)
+        b0, b1, b2, b3 = quarters(beta)
+        run_a, run_b = then(a2, b2, a3, b3)
+        run_a, run_b = then(a1, b1, run_a, run_b)
+        run_a, run_b = then(a0, b0, run_a, run_b)
+        later_a = tl.zeros([BLOCK_ROWS, RUNS], COMPUTE)
+        later_b = later_a + 1
+        if RUNS > 1:
+            if PASS == SUMMARY:
+                run_a, run_b = tl.associative_scan((run_a, run_b), 1, combine)
+            else:
+                run_a, run_b, later_a, later_b = tl.associative_scan(
+                    (run_a, run_b, later_a, later_b), 1, combine_with_rest
+                )
         if PASS != SUMMARY:
-            write(targets, outer, t, inner, value + delta, exists)
-            advantage = advantage_of(
-                w, reward, value, next_value, value_ahead + delta_ahead, discount, cut, pg_rho_bar, pg_rho_bar_pointer,
-                lam, LAMBDA_IS_ONE, WEIGHTED, COMPUTE,
-            )  # fmt: skip
-            write(advantages, outer, t, inner, advantage, exists)
+            if PASS == APPLY and ONE_TILE:  # as late as can be: the summaries may not be there yet
+                carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
+            if PASS == APPLY or not ONE_TILE:
+                later_a, _ = then(later_a, later_b, carry_a, carry_b)
+            a3, _ = then(a3, b3, later_a, later_b)
+            a2, _ = then(a2, b2, a3, b3)
+            a1, _ = then(a1, b1, a2, b2)
+            a0, _ = then(a0, b0, a1, b1)
+            delta, delta_ahead = together(a0, a1, a2, a3), together(a1, a2, a3, later_a)
+            write(targets, outer, t, inner, exists, value + delta)
+            target_ahead = value_ahead + delta_ahead
+            if not LAMBDA_IS_ONE:
+                target_ahead = next_value + tl.full([], lam, COMPUTE) * (target_ahead - next_value)
+            advantage = reward + discount * tl.where(cut, next_value, target_ahead) - value
+            if WEIGHTED:
+                advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
+            write(advantages, outer, t, inner, exists, advantage)
         if not ONE_TILE or PASS == SUMMARY:
-            carry_a = tl.sum(tl.where(i == 0, delta, 0.0), 1, keep_dims=True)
-        if PASS == SUMMARY:
-            carry_b = tl.sum(tl.where(i == 0, b, 0.0), 1, keep_dims=True)
+            tile_a = tl.sum(tl.where(last, run_a, 0.0), 1, keep_dims=True)
+            tile_b = tl.sum(tl.where(last, run_b, 0.0), 1, keep_dims=True)
+            carry_a, carry_b = then(tile_a, tile_b, carry_a, carry_b)
     if PASS == SUMMARY:
-        tl.store(summary_a + (chunk * rows + row), carry_a, mask=row_exists)
-        tl.store(summary_b + (chunk * rows + row), carry_b, mask=row_exists)
+        place = (chunks - 1 - chunk) * rows + row
+        tl.store(summary_a + place, carry_a, mask=row < rows)
+        tl.store(summary_b + place, carry_b, mask=row < rows)

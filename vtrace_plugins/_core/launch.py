@@ -38,35 +38,49 @@ def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int)
 
 
 def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
-    """Whole rows in one tile if they fit; where there are fewer than multiprocessors, in chunks."""
+    """Four steps a thread. Whole rows in one tile if they fit, else tile by tile; few long rows in chunks."""
     if time > 2048 and rows < multiprocessors:
-        tiles = triton.cdiv(time, 1024)
-        return Plan(1, 1024, 8 if rows * tiles <= 8 * multiprocessors else 4, triton.cdiv(tiles, _MOST_CHUNKS))
-    block_time = min(max(8, triton.next_power_of_2(time)), 2048)
-    block_rows = 4 if block_time == 32 else max(1, 256 // block_time)
-    warps = max(1, block_rows * block_time // (64 if block_time <= 64 else 128))
-    return Plan(block_rows, block_time, warps, triton.cdiv(time, block_time))
+        block_time, warps = (512, 4) if time <= 512 * _MOST_CHUNKS else (2048, 8)
+        return Plan(1, block_time, warps, triton.cdiv(triton.cdiv(time, block_time), _MOST_CHUNKS))
+    if time > 2048:
+        return Plan(1, 512, 4, triton.cdiv(time, 512), stages=3)
+    block_time = max(8, triton.next_power_of_2(time))
+    at_most = 2 ** (max(1, rows // multiprocessors).bit_length() - 1)  # rows, or some multiprocessors have none
+    block_rows = min(at_most, 32, 1024 // block_time) if block_time <= 256 else 1
+    return Plan(block_rows, block_time, max(1, block_rows * block_time // 128), 1)
 
 
 def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
     """Rows share cache lines, so a tile holds at least 8. The more rows, the longer a program goes on alone."""
     each = rows // multiprocessors
-    if each >= 192 and time >= 16:
-        tiles = triton.cdiv(time, 4)
-        return Plan(32, 4, 1, tiles, stages=4 if tiles >= 64 else 3)
+    if each >= 192 and time > 16:
+        block_time = 8 if time <= 64 else 16
+        return Plan(32, block_time, 1, triton.cdiv(time, block_time), stages=2)
     if time <= 128:
         whole = max(8, triton.next_power_of_2(time))
+        if each >= 192:
+            return Plan(32, whole, max(1, whole // 8), 1)
         return Plan(16 if each >= 16 else 8, whole, max(1, whole // 16), 1)
     if each >= 16:
-        return Plan(16, 32, 4, triton.cdiv(time, 32), stages=3)
+        return Plan(32 if each >= 32 else 16, 64, 4, triton.cdiv(time, 64), stages=3)
     if each >= 4:
         return Plan(16, 16, 1, max(4, triton.cdiv(time, 16 * 64)), stages=2)
-    block_rows, block_time = (16, 32) if each >= 1 else (8, 64)
-    return Plan(block_rows, block_time, 4, triton.cdiv(time, block_time * 64))
+    if each >= 1 and time <= 2048:
+        return Plan(16, 64, 8, 1)
+    if each >= 1:
+        return Plan(16, 32, 1, triton.cdiv(time, 32 * 32), stages=2)
+    return Plan(8, 128, 8, 1) if time <= 2048 else Plan(16, 128, 4, triton.cdiv(time, 128 * 64))
 
 
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _starts_dependents_early(device: torch.device) -> bool:
+    """Whether a kernel can be launched before the one it depends on has ended (programmatic dependent launch)."""
+    return (
+        device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+    )
 
 
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
@@ -127,8 +141,10 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         not time_is_contiguous,
         4 if inner % 16 == 0 and block_rows >= 4 else 1,  # ROWS_TOGETHER
         1 if dtype is torch.float64 else stages,  # whose tiles ahead need not fit into shared memory
+        overlap := chunks > 1 and _starts_dependents_early(device),
     ]
-    passes = (WHOLE,) if chunks == 1 else (SUMMARY, APPLY)
+    early: dict[str, bool] = {"launch_pdl": True} if overlap else {}
+    passes = ((WHOLE, {}),) if chunks == 1 else ((SUMMARY, {}), (APPLY, early))
     compiled: list[Any] = []
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
@@ -153,10 +169,10 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else nullcontext():
             if runs:
-                for run, which in zip(runs, passes, strict=True):
+                for run, (which, _) in zip(runs, passes, strict=True):
                     run(*arguments, which)
             else:
-                handles = [vtrace_kernel[grid](*arguments, which, num_warps=warps) for which in passes]
+                handles = [vtrace_kernel[grid](*arguments, which, num_warps=warps, **early) for which, early in passes]
                 compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
         return results
 
