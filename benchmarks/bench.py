@@ -1,23 +1,31 @@
-"""Time ``vtrace`` itself: device time by CUDA-graph replay, and the whole eager call, beside a copy of the same bytes.
+"""Time ``vtrace`` itself against its rivals: device time, and the whole eager call, beside a copy of the same bytes.
 
     python benchmarks/bench.py --out benchmarks/results/vtrace.json
+    python benchmarks/plot.py benchmarks/results/vtrace.json docs/speed.png
 
-Device time is that of one call among the several in a captured graph, the median over replays; inputs that fit in the
-L2 cache stay there. A call is wall-clock from Python to Python, back to back, the GPU waited for after the last.
+Device time is that of one call among the several in a captured CUDA graph, the median over replays; inputs that fit in
+the L2 cache stay there. JAX's cannot be captured: it is the sum of its kernels' durations by the profiler, gaps not
+counted. A call is wall-clock from Python to Python, back to back, the GPU waited for after the last.
+
 ``copy`` moves as many bytes as the kernel must: five float32 inputs and two flags read, two float32 results written, so
-30 bytes a step. Rivals: this package's torch backend, and TorchRL's functional (a Python loop over time, so only where
-that ends within reason).
+30 bytes a step; without truncation one input and a flag less, 25. A rival that is not installed, cannot do a case or
+runs out of memory has no figure there. All that compiles is compiled first, in parallel.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
 
 import report
 import torch
+from rivals import jax_rivals, torch_rivals
 from torch import Tensor
 from tqdm import tqdm
 
@@ -28,45 +36,46 @@ NT = (
     *((4, 65536), (16, 131072), (1, 1048576)),
 )
 TN = ((64, 128), (64, 2048), (512, 512), (1024, 2048), (4096, 128), (65536, 32), (8192, 1024), (32768, 1024))
+GRID = [(envs, steps) for envs in (1, 8, 64, 512, 4096, 32768) for steps in (5, 16, 32, 128, 512, 2048, 16384)]
 BYTES_A_STEP = 5 * 4 + 2 + 2 * 4
-LONGEST_LOOP = 2048
+LONGEST_PROFILED = 512  # a scan of JAX is some kernels a step
 GRAPHED = 10  # calls in a graph
+CALLS = ("torchrl", "torch")  # their many small kernels are not worth a graph
 
 
-def window(envs: int, steps: int, time_major: bool) -> dict[str, Tensor]:
+def window(envs: int, steps: int, time_major: bool, truncation: bool = True) -> dict[str, Tensor]:
     shape = (steps, envs) if time_major else (envs, steps)
     normal = lambda: torch.randn(shape, device="cuda")  # noqa: E731
     log_mu = normal() - 1
-    return {
+    data = {
         "log_pi": log_mu + 0.3 * normal(),
         "log_mu": log_mu,
         "values": normal(),
         "rewards": normal(),
         "terminated": torch.rand(shape, device="cuda") < 0.01,
-        "truncated": torch.rand(shape, device="cuda") < 0.01,
-        "bootstrap_values": normal(),
     }
+    if truncation:
+        data["truncated"] = (torch.rand(shape, device="cuda") < 0.01) & ~data["terminated"]
+        return data | {"bootstrap_values": normal()}
+    return data | {"last_value": torch.randn(envs, device="cuda")}
 
 
-def candidates(envs: int, steps: int, time_major: bool) -> dict[str, Callable[[], object]]:
-    data = window(envs, steps, time_major)
+def candidates(
+    envs: int, steps: int, time_major: bool, truncation: bool = True, rivals: bool = False
+) -> dict[str, Callable[[], object]]:
+    data = window(envs, steps, time_major, truncation)
     time_dim = 0 if time_major else 1
-    source = torch.empty(envs * steps * BYTES_A_STEP // 2, dtype=torch.uint8, device="cuda")
+    source = torch.empty(envs * steps * (30 if truncation else 25) // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     found: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
         "triton": lambda: vtrace(**data, gamma=0.99, time_dim=time_dim, backend="triton"),
         "torch": lambda: vtrace(**data, gamma=0.99, time_dim=time_dim, backend="torch"),
     }
-    if steps <= LONGEST_LOOP:
-        from torchrl.objectives.value.functional import vtrace_advantage_estimate
-
-        after = torch.where(data["truncated"], data["bootstrap_values"], data["values"].roll(-1, time_dim))
-        done = data["terminated"] | data["truncated"]
-        columns = [x.unsqueeze(-1) for x in (data["log_pi"], data["log_mu"], data["values"], after, data["rewards"])]
-        flags = [x.unsqueeze(-1) for x in (done, data["terminated"])]
-        gamma = torch.tensor(0.99, device="cuda")
-        found["torchrl"] = lambda: vtrace_advantage_estimate(gamma, *columns, *flags, time_dim=time_dim - 3)
+    if rivals:
+        found |= dict(torch_rivals(data, time_dim))
+        with suppress(ImportError):
+            found |= dict(jax_rivals(data, time_dim))
     return found
 
 
@@ -74,63 +83,152 @@ def device_microseconds(function: Callable[[], object]) -> float:
     for _ in range(3):
         function()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(GRAPHED):
-            function()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    graph.replay()
-    times = []
-    for _ in range(30):
+
+    def timed(run: Callable[[], object]) -> float:
         start.record()
-        graph.replay()
+        run()
         end.record()
         end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / GRAPHED)
-    return statistics.median(times)
+        return 1e3 * start.elapsed_time(end)
+
+    slow = timed(function) > 1000
+    graphed = 1 if slow else GRAPHED
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(graphed):
+            function()
+    graph.replay()
+    return statistics.median(timed(graph.replay) for _ in range(5 if slow else 30)) / graphed
 
 
-def call_microseconds(function: Callable[[], object], calls: int) -> float:
-    times = []
-    for _ in range(9):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+def kernel_microseconds(function: Callable[[], object]) -> float | None:
+    calls = 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(calls):
             function()
         torch.cuda.synchronize()
-        times.append(1e6 * (time.perf_counter() - start) / calls)
-    return statistics.median(times)
+    on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(e.time_range.elapsed_us() for e in on_device) / calls or None
+
+
+def call_microseconds(function: Callable[[], object], calls: int = 20) -> float:
+    def timed(calls: int) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        result = None
+        for _ in range(calls):
+            result = function()
+        if isinstance(result, tuple) and hasattr(result[0], "block_until_ready"):
+            [x.block_until_ready() for x in result]
+        torch.cuda.synchronize()
+        return 1e6 * (time.perf_counter() - start) / calls
+
+    timed(1)
+    slow = timed(1) > 2000
+    return statistics.median(timed(1 if slow else calls) for _ in range(3 if slow else 9))
+
+
+def figures(name: str, function: Callable[[], object], steps: int) -> dict[str, float | str | None]:
+    """A failure (out of memory, a case that the rival does not take) is a result."""
+    jax = name.startswith("jax") or name == "rlax"
+    result: dict[str, float | str | None] = {"call_us": None, "device_us": None}
+    try:
+        result["call_us"] = round(call_microseconds(function), 1)
+        if not jax and name not in CALLS:
+            result["device_us"] = round(device_microseconds(function), 2)
+        elif jax and (steps <= LONGEST_PROFILED or "associative" in name):
+            found = kernel_microseconds(function)
+            result["device_us"] = found and round(found, 2)
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {str(error)[:120]}"
+    return result
+
+
+def use_jax_cache() -> None:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with suppress(ImportError):
+        import jax
+
+        jax.config.update("jax_compilation_cache_dir", "/tmp/jax_cache")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def compile_rivals(cases: list[tuple[int, int, bool, bool]]) -> None:
+    """torch once for each length: it takes any number of rows but 1 then. JAX for each size, without data."""
+    use_jax_cache()
+    for envs, steps, time_major, truncation in cases:
+        time_dim = 0 if time_major else 1
+        data = window(min(envs, 64), steps, time_major, truncation)
+        if envs in (1, 64):
+            for name, call in torch_rivals(data, time_dim):
+                with suppress(Exception):
+                    if name != "torchrl":
+                        call()
+        with suppress(Exception):
+            shape = (steps, envs) if time_major else (envs, steps)
+            shaped = {
+                k: torch.empty(shape if x.dim() == 2 else envs, dtype=x.dtype, device="meta") for k, x in data.items()
+            }
+            for _, call in jax_rivals(shaped, time_dim, compile_only=True):
+                call()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     report.add_arguments(parser)
+    parser.add_argument("--no-rivals", action="store_true", help="the copy and this package's backends only")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no new size after so long")
     args = parser.parse_args()
     torch.manual_seed(0)
+    began = time.perf_counter()
 
+    targets = [(*s, False, True, False) for s in NT] + [(*s, True, True, False) for s in TN]
+    grid = [(*s, tm, tr, True) for tm, tr in ((False, True), (False, False), (True, True)) for s in GRID]
+    cases = targets if args.no_rivals else targets + grid
+    if not args.no_rivals:
+        use_jax_cache()
+        jobs = sorted((case[:4] for case in grid), key=lambda case: -case[1])
+        with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+            list(pool.map(compile_rivals, [jobs[i :: args.workers] for i in range(args.workers)]))
+        print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
+
+    what = {"what": "microseconds: device_us of a call on the device, call_us of a whole eager call; medians"}
     rows = []
-    for envs, steps, layout in tqdm([(*s, "[N,T]") for s in NT] + [(*s, "[T,N]") for s in TN]):
-        row: dict[str, object] = {"envs": envs, "steps": steps, "layout": layout, "bytes": envs * steps * BYTES_A_STEP}
-        for name, function in candidates(envs, steps, layout == "[T,N]").items():
-            slow = name == "torchrl"
-            row[name] = {
-                "device_us": None if slow else round(device_microseconds(function), 2),
-                "call_us": round(call_microseconds(function, calls=1 if slow else 20), 1),
-            }
+    for envs, steps, time_major, truncation, rivals in tqdm(cases, mininterval=10):
+        if time.perf_counter() - began > args.seconds:
+            print(f"out of time: {len(cases) - len(rows)} sizes left out")
+            break
+        row: dict[str, object] = {"envs": envs, "steps": steps, "layout": "[T,N]" if time_major else "[N,T]"}
+        row |= {"truncation": truncation, "bytes": envs * steps * (30 if truncation else 25)}
+        for name, function in candidates(envs, steps, time_major, truncation, rivals).items():
+            row[name] = figures(name, function, steps)
         rows.append(row)
         torch.cuda.empty_cache()
+        report.write(args, what, "cuda", ("torch", "triton", "torchrl", "jax", "rlax", "rl-triton"), rows)
 
-    names = ("copy", "triton", "torch", "torchrl")
-    print(f"\n{'envs x steps':>14} {'':>6}" + "".join(f"{name + ' device/call us':>26}" for name in names))
-    for row in rows:
-        figures = [row.get(name) or {"device_us": None, "call_us": None} for name in names]
-        shape = f"{row['envs']} x {row['steps']}"
-        print(
-            f"{shape:>14} {row['layout']:>6}"
-            + "".join(f"{f['device_us']!s:>14} /{f['call_us']!s:>10}" for f in figures)
-        )
-    what = {"what": "microseconds: device_us of a CUDA-graph replay, call_us of a whole eager call; medians"}
-    report.write(args, what, "cuda", ("torch", "triton", "torchrl"), rows)
+    for row in rows[: len(targets)]:
+        ours, copy = (row[name]["device_us"] for name in ("triton", "copy"))
+        shape = f"{row['envs']} x {row['steps']} {row['layout']}"
+        print(f"{shape:>24} {ours:>9} us = {ours / copy:.2f} x copy; call {row['triton']['call_us']} us")
+    report_losses(rows[len(targets) :])
+
+
+def report_losses(rows: list[dict]) -> None:
+    """Print where a rival is more than 5 % faster."""
+    own = ("copy", "triton", "torch")
+    for kind in ("device_us", "call_us"):
+        lost = 0
+        for row in rows:
+            rivals = {k: v[kind] for k, v in row.items() if isinstance(v, dict) and k not in own and v[kind]}
+            best = min(rivals, key=rivals.get, default=None)
+            if best and row["triton"][kind] > 1.05 * rivals[best]:
+                lost += 1
+                shape = f"{row['envs']} x {row['steps']} {row['layout']} {'' if row['truncation'] else 'no '}truncation"
+                print(f"{kind} {shape}: {row['triton'][kind]}, {best} {rivals[best]}")
+        print(f"{kind}: slower than a rival by more than 5 % at {lost} of {len(rows)}")
 
 
 if __name__ == "__main__":

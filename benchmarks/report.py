@@ -25,6 +25,13 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def write(
     args: argparse.Namespace, what: dict[str, Any], device: str, packages: Sequence[str], rows: list[Any]
 ) -> None:
@@ -37,7 +44,7 @@ def write(
         "date": date.today().isoformat(),
         "commit": args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages},
+        **{name: found for name in packages if (found := _version(name))},
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")
