@@ -128,10 +128,6 @@ def torch_rivals(data: dict[str, Tensor], time_dim: int) -> Iterator[tuple[str, 
     steps = data["values"].shape[time_dim]
     if steps <= LONGEST_PYTHON_LOOP:
         yield "torchrl", _torchrl(data, time_dim)
-    if data["values"].shape[1 - time_dim] > 1:  # so that another number of rows compiles nothing anew
-        for x in arguments:
-            if x is not None:
-                torch._dynamo.mark_dynamic(x, 0 if x.dim() == 1 else 1 - time_dim)
     if steps <= LONGEST_UNROLLED_LOOP:
         yield "compiled loop", partial(_compiled(_loop), time_dim, *arguments)
     yield "torch.associative_scan", partial(_compiled(_associative_scan), time_dim, *arguments)
