@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))
+WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))  # passes
+BOOTSTRAP, LAST, NEXT = (tl.constexpr(x) for x in range(3))  # bootstrap_values, last_value, next_values
 
 
 @triton.jit
@@ -152,7 +153,8 @@ def vtrace_kernel(
     inner_size,
     chunk_tiles,
     chunks,
-    CONTINUATION_IS_NEXT: tl.constexpr,  # next_values (read at every step), not bootstrap_values or last_value
+    CONTINUATION: tl.constexpr,  # which of the three it is
+    READ_ALL: tl.constexpr,  # bootstrap_values at every step: where latency counts, waiting for the flags costs more
     LAMBDA_IS_ONE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -176,6 +178,8 @@ def vtrace_kernel(
     i = (RUNS - 1 - tl.arange(0, RUNS))[None, :] * RUN
     last = i == 0
     row_exists, outer, inner = row < rows, row // inner_size, row % inner_size
+    if CONTINUATION == LAST:  # one a row
+        last_value = tl.load(at(continuation, outer, 0, inner), mask=row_exists, other=0).to(COMPUTE)[:, :, None]
     if ROWS_FIRST:  # neighbours in memory are different rows' steps: the steps of a run are read apart
         # Else the byte-sized flags' 16 to a thread become everyone's, and the scan goes over lanes more than it must.
         inner = tl.max_contiguous(tl.multiple_of(inner, [ROWS_TOGETHER, 1]), [ROWS_TOGETHER, 1])
@@ -242,9 +246,14 @@ def vtrace_kernel(
         # A cut step that is not real reads nothing, and both its results are 0.
         bootstraps = (~has_next | trunc) & ~term
         cut = term | bootstraps
-        counts = real & ~term if CONTINUATION_IS_NEXT else real & bootstraps  # elsewhere it is not read
-        continued = load(continuation, outer, t, inner, exists, counts).to(COMPUTE)
-        next_value = continued if CONTINUATION_IS_NEXT else tl.where(cut, continued, value_ahead)  # 0 where terminated
+        counts = real & ~term if CONTINUATION == NEXT else real & bootstraps
+        if CONTINUATION == LAST:
+            continued = tl.where(counts, last_value, 0.0)
+        elif READ_ALL:
+            continued = tl.where(counts, load(continuation, outer, t, inner, exists, where).to(COMPUTE), 0.0)
+        else:
+            continued = load(continuation, outer, t, inner, exists, counts).to(COMPUTE)
+        next_value = tl.where(cut | (CONTINUATION == NEXT), continued, value_ahead)  # 0 where terminated
 
         rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
         c = clip(w, c_bar, c_bar_pointer, COMPUTE)

@@ -12,10 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from vtrace_plugins._core.inputs import Inputs
-from vtrace_plugins._core.kernels import APPLY, SUMMARY, WHOLE, vtrace_kernel
+from vtrace_plugins._core.kernels import APPLY, BOOTSTRAP, LAST, NEXT, SUMMARY, WHOLE, vtrace_kernel
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
+_FEW_STEPS = 2**17  # so few that a kernel's time is its loads' latency
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
 _POOL = (*Inputs._fields, "targets", "advantages")
 
@@ -129,7 +130,10 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         inner,
         chunk_tiles,
         chunks,
-        x.next_values is not None,  # CONTINUATION_IS_NEXT and the rest
+        {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}[
+            continuation
+        ],  # and the other constants
+        rows * time <= _FEW_STEPS,
         x.lam == 1,
         x.weight_advantages,
         tl.float64 if dtype is torch.float64 else tl.float32,
