@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +15,7 @@ from torch.distributions import Categorical
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase, GymEnv, RewardSum, SerialEnv, TransformedEnv
 from torchrl.modules import ProbabilisticActor, ValueOperator
-from torchrl.objectives import A2CLoss
+from torchrl.objectives import A2CLoss, LossModule
 from torchrl.objectives.value import VTrace
 from tqdm import tqdm
 
@@ -48,12 +49,18 @@ def make_actor() -> ProbabilisticActor:
 
 
 class Learner:
-    """A2C on whatever the actors send, corrected by ``estimator``."""
+    """``make_loss`` (A2C) on whatever the actors send, ``passes`` times each batch, corrected by ``estimator``."""
 
-    def __init__(self, actor: ProbabilisticActor, estimator: type[VTrace]) -> None:
-        self.actor = actor
+    def __init__(
+        self,
+        actor: ProbabilisticActor,
+        estimator: type[VTrace] = TritonVTrace,
+        make_loss: Callable[..., LossModule] = A2CLoss,
+        passes: int = 1,
+    ) -> None:
+        self.actor, self.passes = actor, passes
         critic = ValueOperator(network(1, 1.0), in_keys=["observation"])
-        self.loss = A2CLoss(
+        self.loss = make_loss(
             actor, critic, entropy_coeff=0.01, critic_coeff=0.5, loss_critic_type="l2", functional=False
         )
         self.advantage = estimator.for_loss(self.loss, gamma=GAMMA)  # the one line that differs
@@ -67,12 +74,13 @@ class Learner:
         with torch.no_grad():
             dist = self.actor.get_dist(data.select(*self.actor.in_keys))
             self.ratios.append((dist.log_prob(data["action"]) - data["action_log_prob"]).exp())
-        self.advantage(data)
-        losses = self.loss(data)
-        self.optimizer.zero_grad()
-        (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
-        nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
-        self.optimizer.step()
+        for _ in range(self.passes):
+            self.advantage(data)  # anew at each pass, for the policy and the values that there are by now
+            losses = self.loss(data)
+            self.optimizer.zero_grad()
+            (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
+            nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
+            self.optimizer.step()
         self.updates += 1
         self.frames += data.numel()
         self.returns.extend(data["next", "episode_reward"][data["next", "done"]].tolist())
@@ -144,11 +152,12 @@ def learn(
     args: argparse.Namespace,
     make_collector: Callable[[ProbabilisticActor, int], BaseCollector],
     means_a_dead_actor: Callable[[Exception], bool],
+    **learner_options: Any,
 ) -> None:
-    """IMPALA on what ``make_collector(actor, frames)`` collects, until the return is reached or the frames are used."""
+    """From what ``make_collector(actor, frames)`` collects, until the return is reached or the frames are used."""
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)  # networks this small lose more to threads than they gain
-    learner = Learner(make_actor(), TritonVTrace)
+    learner = Learner(make_actor(), **learner_options)
     lags = []
     with tqdm(total=args.frames, unit="frame", mininterval=0.5) as progress:
         arriving = batches(learner, args, lambda frames: make_collector(learner.actor, frames), means_a_dead_actor)

@@ -10,6 +10,8 @@ all are started anew with the learner's weights. Which batch comes when depends 
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from functools import partial
 
 from cartpole import ENVS, STEPS, asynchronous_arguments, environments, learn
@@ -17,9 +19,7 @@ from torchrl.collectors import MultiAsyncCollector
 from torchrl.modules import ProbabilisticActor
 
 
-def main() -> None:
-    args = asynchronous_arguments(__doc__)
-
+def collector_of(args: argparse.Namespace) -> Callable[[ProbabilisticActor, int], MultiAsyncCollector]:
     def make_collector(actor: ProbabilisticActor, frames: int) -> MultiAsyncCollector:
         return MultiAsyncCollector(
             [partial(environments, ENVS)] * args.actors,
@@ -29,7 +29,16 @@ def main() -> None:
             track_policy_version=True,
         )
 
-    learn(args, make_collector, lambda error: isinstance(error, RuntimeError) and "process failed" in str(error))
+    return make_collector
+
+
+def is_a_dead_actor(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and "process failed" in str(error)
+
+
+def main() -> None:
+    args = asynchronous_arguments(__doc__)
+    learn(args, collector_of(args), is_a_dead_actor)
 
 
 if __name__ == "__main__":

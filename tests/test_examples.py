@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
     [
         (["torchrl_impala.py", "--frames", "2000"], ""),
         (["torchrl_impala_async.py", "--frames", "3000"], "updates on average"),
+        (["torchrl_appo.py", "--frames", "3000"], "updates on average"),
         (["torchrl_impala_ray.py", "--frames", "3000"], "updates on average"),
         (["sb3_ppo.py", "--steps", "2048"], "vtrace/ess"),
         (["sb3_contrib.py", "--steps", "256"], "recurrent: mean return"),
