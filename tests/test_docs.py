@@ -42,6 +42,12 @@ def test_page(page):
             exec(compile(block, page, "exec"), namespace)
 
 
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_what_a_page_links_to_is_there(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+    assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
+
+
 def test_the_core_example_in_the_docstring():
     import doctest
 
