@@ -1,6 +1,6 @@
 """APPO on CartPole-v1: PPO's clipped loss on stale rollouts, V-trace advantages, actors in processes of their own.
 
-    python examples/torchrl_appo.py               # a quarter to some minutes on two CPU cores
+    python examples/torchrl_appo.py               # about half a minute on two CPU cores
     python examples/torchrl_appo.py --every 16    # staler: weights are sent every 16 updates
 
 As ``torchrl_impala_async.py``, but each batch is used for four passes. Its ratios grow with each, so V-trace computes

@@ -4,7 +4,7 @@
     python examples/torchrl_impala.py --estimator stock   # upstream's estimator, for comparison
     python examples/torchrl_impala.py --plot return.png
 
-The actors run a copy of the policy that is refreshed only every ``--lag`` updates, so all data is off-policy.
+The actors run a copy of the policy that is refreshed only every ``--lag`` updates: data is 0 to lag - 1 updates old.
 """
 
 from __future__ import annotations

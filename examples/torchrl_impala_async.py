@@ -1,6 +1,6 @@
 """IMPALA on CartPole-v1 with actors in processes of their own: TorchRL's asynchronous collector, truly out of step.
 
-    python examples/torchrl_impala_async.py             # half a minute to some minutes on two CPU cores
+    python examples/torchrl_impala_async.py             # about half a minute on two CPU cores
     python examples/torchrl_impala_async.py --every 16  # weights are sent every 16 updates
 
 Actors and learner wait for nobody: a batch is learnt from as it arrives, with whatever weights its actor had, and each

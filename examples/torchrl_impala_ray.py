@@ -1,6 +1,6 @@
 """IMPALA on CartPole-v1 over a Ray cluster, by TorchRL's own Ray collector: here a local cluster of this machine.
 
-    pip install ray && python examples/torchrl_impala_ray.py               # some minutes on two CPU cores
+    pip install ray && python examples/torchrl_impala_ray.py               # about a minute on two CPU cores
     python examples/torchrl_impala_ray.py --address ray://head:10001       # a cluster that runs: see ray's docs
 
 Each actor is a Ray actor with environments of its own and asks for one CPU (``remote_configs``); Ray puts it where one
