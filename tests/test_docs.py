@@ -29,17 +29,21 @@ def before_the_readme():
     }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_page(page):
     pytest.importorskip("torchrl")
     pytest.importorskip("gymnasium")
     namespace = before_the_readme() if page == "README.md" else {}
-    found = blocks(page)
-    assert found
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for block in found:
+        for block in blocks(page):
             exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_what_a_page_links_to_is_there(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
+    assert not [link for link in links if not ((ROOT / page).parent / link).exists()]
 
 
 def test_the_core_example_in_the_docstring():

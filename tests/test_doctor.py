@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vtrace_plugins import __main__ as cli
+from vtrace_plugins import doctor
 
 
 def test_a_healthy_machine(capsys):
@@ -19,7 +20,7 @@ def test_a_healthy_machine(capsys):
 
 @pytest.mark.parametrize("sick", ["wrong numbers", "an error"])
 def test_a_sick_machine(capsys, monkeypatch, sick):
-    real = cli.error_of
+    real = doctor.error_of
 
     def error_of(backend, device):
         if backend == "torch":
@@ -28,7 +29,7 @@ def test_a_sick_machine(capsys, monkeypatch, sick):
             return 0.1
         return real(backend, device)
 
-    monkeypatch.setattr(cli, "error_of", error_of)
+    monkeypatch.setattr(doctor, "error_of", error_of)
     assert cli.main(["doctor"]) == 1
     out = capsys.readouterr().out
     wanted = (
@@ -38,10 +39,10 @@ def test_a_sick_machine(capsys, monkeypatch, sick):
 
 
 def test_a_wrong_backend_has_a_large_error(monkeypatch):
-    real = cli.vtrace
+    real = doctor.vtrace
     off = lambda **call: real(**call | {"gamma": 0.98 if call["backend"] == "torch" else 0.99})  # noqa: E731
-    monkeypatch.setattr(cli, "vtrace", off)
-    assert cli.error_of("torch", torch.device("cpu")) > 1e-3
+    monkeypatch.setattr(doctor, "vtrace", off)
+    assert doctor.error_of("torch", torch.device("cpu")) > 1e-3
 
 
 def test_without_triton_and_as_a_command():

@@ -13,13 +13,16 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
     ("command", "says"),
     [
         (["torchrl_impala.py", "--frames", "2000"], ""),
+        (["torchrl_impala_async.py", "--frames", "3000"], "updates on average"),
+        (["torchrl_appo.py", "--frames", "3000"], "updates on average"),
+        (["torchrl_impala_ray.py", "--frames", "3000"], "updates on average"),
         (["sb3_ppo.py", "--steps", "2048"], "vtrace/ess"),
         (["sb3_contrib.py", "--steps", "256"], "recurrent: mean return"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
 def test_example(command, says):
-    for module in ("torchrl", "sb3_contrib"):
+    for module in ("torchrl", "sb3_contrib", *(["ray"] if "ray" in command[0] else [])):
         pytest.importorskip(module)
     result = subprocess.run(
         [sys.executable, EXAMPLES / command[0], *command[1:]], capture_output=True, text=True, check=False

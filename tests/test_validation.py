@@ -96,6 +96,20 @@ def test_next_values(shifted):
     assert wanted in str(validate(**data, gamma=0.97))
 
 
+@pytest.mark.parametrize("flags", ["missing", "right", "one step late"])
+def test_rewards_that_fall_back(flags):
+    """A reward that counts the steps of its episode, of 10 each; 3 in the window, two falls a row."""
+    data = good(boundaries=0.0)
+    t = torch.arange(30).expand(12, 30)
+    data["rewards"] = (t % 10).to(data["rewards"])
+    if flags != "missing":
+        data["terminated"] = t % 10 == (9 if flags == "right" else 0)
+    report = validate(**data, gamma=0.97)
+    falls = [found.message for found in report.findings if found.argument == "rewards"]
+    assert len(falls) == (flags != "right")
+    assert all("fall back at once 24 times where no episode ends" in message for message in falls)
+
+
 def test_a_nan_that_is_never_read_is_fine_and_wrong_shapes_are_errors():
     data = good()
     inside = ~data["terminated"] & ~data["truncated"]

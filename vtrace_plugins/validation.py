@@ -70,6 +70,7 @@ def validate(
     terminated, truncated           both set at a step (it counts as terminated); set at every step; only ever at step 0
                                     of the window, as flags of the step *before* would be
     bootstrap_values                filled at steps where it is ignored
+    rewards                         climb for 8 steps and fall back at once where no episode ends (a boundary missing?)
     next_values                     equal to ``values`` (not shifted?), or to the next value behind a truncated step (V
                                     of the state after the reset?)
     time_dim                        values change less along another dimension than along time (axes swapped?)
@@ -134,6 +135,7 @@ def _findings(data: _Data) -> Iterator[tuple[str, str]]:
             yield name, f"NaN or inf at {bad} steps that are read"
     yield from _log_probs(data)
     yield from _flags(data)
+    yield from _resets(data)
     yield from _continuations(data)
     yield from _axes(data)
     for name, high in (("gamma", 1.0), ("rho_bar", float("inf")), ("c_bar", float("inf"))):
@@ -168,6 +170,23 @@ def _flags(data: _Data) -> Iterator[tuple[str, str]]:
         yield "terminated", "every step ends an episode: flags inverted, or a discount in their place?"
     elif ends.shape[0] > 1 and bool(ends[0].any()) and not bool(ends[1:].any()):
         yield "terminated", "set at the window's first step alone: flags of the step before (episode starts)?"
+
+
+def _resets(data: _Data) -> Iterator[tuple[str, str]]:
+    """Rewards that grow as an episode goes on (a score, a distance covered) fall back where the next one begins."""
+    rewards, climb = data.floats["rewards"], 8
+    if rewards.shape[0] < climb + 2:
+        return
+    span = rewards.unfold(0, climb + 2, 1)
+    climbs = (span[..., :-1].diff(dim=-1) >= 0).all(-1) & (span[..., -2] > span[..., 0])
+    falls = climbs & (span[..., -1] <= span[..., 0])
+    goes_on = data.real & ~(data.terminated | data.truncated)
+    missing = int((falls & goes_on[climb:-1] & data.real[climb + 1 :]).sum())
+    if missing:
+        yield (
+            "rewards",
+            f"climb for {climb} steps and fall back at once {missing} times where no episode ends: boundaries missing?",
+        )
 
 
 def _continuations(data: _Data) -> Iterator[tuple[str, str]]:

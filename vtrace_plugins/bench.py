@@ -1,0 +1,122 @@
+"""Time a call of V-trace on this machine: each backend, and TorchRL's function where it is installed.
+
+Medians of whole calls by torch.utils.benchmark, the GPU waited for; float32, ``[N, T]``, no gradients. Against other
+libraries, on the device alone and in other layouts: ``benchmarks/bench.py`` in the repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.benchmark import Timer
+
+from vtrace_plugins import vtrace
+from vtrace_plugins._core.api import resolve
+from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.doctor import version
+
+_SHAPES = ["64x128", "512x128", "4096x128", "64x2048", "16x16384"]
+_LONGEST_LOOP = 2048  # of TorchRL's Python loop
+
+
+def _shape(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"expected ENVSxSTEPS, as in 64x128, got {text!r}")
+    envs, steps = text.split("x")
+    return int(envs), int(steps)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    parser.add_argument(
+        "--shapes", nargs="+", type=_shape, default=[_shape(x) for x in _SHAPES], metavar="NxT", help="envs x steps"
+    )
+    parser.add_argument("--seconds", type=float, default=0.2, help="how long to time each (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+
+
+def _candidates(envs: int, steps: int, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
+    log_mu, noise, values, rewards, bootstrap_values = torch.randn(5, envs, steps, device=device)
+    terminated, truncated = torch.rand(2, envs, steps, device=device) < 0.01
+    log_pi = log_mu + 0.3 * noise
+    flags = {"terminated": terminated, "truncated": truncated & ~terminated}
+    for backend in ("triton", "torch"):
+        try:
+            resolve(backend, device)
+        except VTraceError:
+            continue
+        yield (
+            backend,
+            lambda backend=backend: vtrace(  # type: ignore[misc]
+                log_pi, log_mu, values, rewards, **flags, bootstrap_values=bootstrap_values, gamma=0.99, backend=backend
+            ),
+        )
+    if steps <= _LONGEST_LOOP and find_spec("torchrl"):
+        from torchrl.objectives.value.functional import vtrace_advantage_estimate
+
+        ahead = torch.where(flags["truncated"], bootstrap_values, values.roll(-1, 1))
+        done = flags["terminated"] | flags["truncated"]
+        columns = [x.unsqueeze(-1) for x in (log_pi, log_mu, values, ahead, rewards, done, flags["terminated"])]
+        gamma = torch.tensor(0.99, device=device)
+        yield "TorchRL", lambda: vtrace_advantage_estimate(gamma, *columns)
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Time, and print a table; 0, or 2 where something that it needs is missing."""
+    wanted = ["rich", *(["matplotlib"] if options.plot else [])]
+    missing = [name for name in wanted if not find_spec(name)]
+    if missing:
+        print(f"bench needs {' and '.join(missing)}: pip install {' '.join(missing)}", file=sys.stderr)
+        return 2
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    device = torch.device(options.device)
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for envs, steps in track(options.shapes, description="timing", console=Console(stderr=True)):
+            row: dict[str, Any] = {"envs": envs, "steps": steps}
+            for name, call in _candidates(envs, steps, device):
+                timed = Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=options.seconds)
+                row[name] = round(1e6 * timed.median, 1)
+            rows.append(row)
+
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in ("envs", "steps")))
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    table = Table(title=f"microseconds a call, {where}")
+    for column in ("envs x steps", *names):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(f"{row['envs']} x {row['steps']}", *(f"{row[name]:,}" if name in row else "" for name in names))
+    Console().print(table)
+    if options.json:
+        packages = {name: version(name) for name in ("vtrace-plugins", "torch", "triton", "torchrl")}
+        header = {"what": "microseconds a call, median", "device": where, "python": platform.python_version()}
+        options.json.write_text(json.dumps({**header, **packages, "rows": rows}, indent=2) + "\n")
+    if options.plot:
+        _draw(rows, names, where, options.plot)
+    return 0
+
+
+def _draw(rows: list[dict[str, Any]], names: list[str], where: str, picture: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots(layout="constrained")
+    places = range(len(rows))
+    for name in names:
+        ax.plot(places, [row.get(name, float("nan")) for row in rows], marker="o", label=name)
+    ax.set(yscale="log", ylabel="microseconds a call", title=where)
+    ax.set_xticks(places, [f"{row['envs']} x {row['steps']}" for row in rows])
+    ax.legend()
+    figure.savefig(picture)
