@@ -33,29 +33,30 @@ SHAPES = [(*shape, False) for shape in NT] + [(*shape, True) for shape in TN]
 
 
 def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
-    """4 to 16 steps a thread (2, where time is contiguous), and as many programs as can be of use."""
+    """Tiles that give a thread 4, 8 or 16 steps, whole or streamed, and in chunks where there are few programs else."""
     whole = max(8, triton.next_power_of_2(steps))
-    tiles: set[tuple[int, int, int, int]] = set()  # rows, steps, warps, stages
     if time_major:
-        sizes = {min(whole, x) for x in (4, 8, 16, 32, 64, 128, 256)}
-        tiles |= set(itertools.product((8, 16, 32, 128), sizes, (1, 2, 4, 8, 16), (1, 2, 3)))
+        tiles = itertools.product((8, 16, 32), [x for x in (8, 16, 32, 64, 128) if x <= whole], (4, 8, 16))
     elif steps <= 2048:
-        tiles |= set(itertools.product((1, 2, 4, 8, 16), (whole,), (1, 2, 4, 8, 16), (1,)))
+        tiles = itertools.product((1, 2, 4, 8, 16, 32), (whole,), (4, 8))
     else:
-        tiles |= {(1, size, warps, 1) for size, warps in ((1024, 4), (1024, 8), (2048, 8), (2048, 16))}
-    for block_rows, block_time, warps, stages in sorted(tiles):
-        each_thread = block_rows * block_time // (32 * warps)
-        if block_rows > max(8, envs) or each_thread not in ((4, 8) if time_major else (2, 4, 8, 16)):
+        tiles = itertools.product((1,), (512, 1024, 2048), (4, 8))
+    for block_rows, block_time, each in tiles:
+        warps = block_rows * block_time // (32 * each)
+        if block_rows > max(8, envs) or not 1 <= warps <= 16:
             continue
         count = triton.cdiv(steps, block_time)
-        most = 1024 if block_rows == 1 else 32  # a program holds block_rows * chunks maps as it enters its chunk
-        for chunks in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-            chunk_tiles = triton.cdiv(count, chunks)
+        most = 1024 // block_rows  # a program holds block_rows * chunks maps as it enters its chunk
+        for chunks in (1, 16, 32, 64, 128, 256, 512, 1024):
             programs = triton.cdiv(envs, block_rows) * chunks
-            if (stages > 1 and chunk_tiles < 3) or (chunks > 1 and programs > (1024 if time_major else 2048)):
+            if chunks > 1 and (chunks > min(count, most) or not 128 <= programs <= 2300):
                 continue
-            if chunks == 1 or (chunks <= min(count, most) and programs >= 64):
-                yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages)
+            if chunks == 1 and programs < 64 and count > 4:  # most multiprocessors would have none
+                continue
+            chunk_tiles = triton.cdiv(count, chunks)
+            for stages in (1, 2, 3):
+                if stages <= chunk_tiles and (stages > 1 or chunk_tiles <= 16):
+                    yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages)
 
 
 def use(plan: launch.Plan) -> None:
