@@ -106,3 +106,24 @@ def test_triton_on_a_cpu_tensor_without_the_interpreter():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
     assert "VTraceError: backend: expected tensors on a CUDA device for 'triton'" in result.stderr
     assert "TRITON_INTERPRET=1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("says", "wanted"), [("Failed to find C compiler. Please", VTraceError), ("boom", RuntimeError)]
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on CPU tensors the backend needs the interpreter")
+def test_without_a_c_compiler(monkeypatch, says, wanted):
+    """Triton builds its launcher at the first call; what else goes wrong there is not hidden."""
+    from vtrace_plugins._core import launch, ops
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def run(*arguments, **options):
+                raise RuntimeError(says)
+
+            return run
+
+    monkeypatch.setattr(launch, "vtrace_kernel", Kernel())
+    monkeypatch.setattr(ops, "_launches", {})
+    with pytest.raises(wanted, match="install gcc" if wanted is VTraceError else says):
+        vtrace(**DATA, gamma=0.9, backend="triton")

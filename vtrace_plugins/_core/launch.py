@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins._core.kernels import APPLY, BOOTSTRAP, LAST, NEXT, SUMMARY, WHOLE, vtrace_kernel
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
@@ -82,6 +83,18 @@ def _starts_dependents_early(device: torch.device) -> bool:
     return (
         device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
     )
+
+
+@contextmanager
+def _a_compiler_wanted() -> Iterator[None]:
+    """Triton's own message about a missing C compiler says what to set, not what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "C compiler" not in str(error):
+            raise
+        wanted = "a C compiler for 'triton', which builds its launcher (install gcc, set CC, or pass backend='torch')"
+        raise VTraceError("backend", wanted, "none") from error
 
 
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
@@ -176,7 +189,10 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
                 for run, (which, _) in zip(runs, passes, strict=True):
                     run(*arguments, which)
             else:
-                handles = [vtrace_kernel[grid](*arguments, which, num_warps=warps, **early) for which, early in passes]
+                with _a_compiler_wanted():
+                    handles = [
+                        vtrace_kernel[grid](*arguments, which, num_warps=warps, **early) for which, early in passes
+                    ]
                 compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
         return results
 
