@@ -39,7 +39,7 @@ NT = (
 )
 TN = ((64, 128), (64, 2048), (512, 512), (1024, 2048), (4096, 128), (65536, 32), (8192, 1024), (32768, 1024))
 GRID = [(envs, steps) for envs in (1, 8, 64, 512, 4096, 32768) for steps in (5, 16, 32, 128, 512, 2048, 16384)]
-BYTES_A_STEP = 5 * 4 + 2 + 2 * 4
+BYTES_A_STEP = {True: 5 * 4 + 2 + 2 * 4, False: 4 * 4 + 1 + 2 * 4}  # with and without truncation
 LONGEST_PROFILED = 128  # a scan of JAX is some kernels a step
 GRAPHED = 10  # calls in a graph
 CALLS = ("torchrl", "torch")  # their many small kernels are not worth a graph
@@ -67,7 +67,7 @@ def candidates(
 ) -> dict[str, Callable[[], object]]:
     data = window(envs, steps, time_major, truncation)
     time_dim = 0 if time_major else 1
-    source = torch.empty(envs * steps * (30 if truncation else 25) // 2, dtype=torch.uint8, device="cuda")
+    source = torch.empty(envs * steps * BYTES_A_STEP[truncation] // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     found: dict[str, Callable[[], object]] = {
         "copy": lambda: target.copy_(source),
@@ -179,11 +179,7 @@ def compile_rivals(cases: list[tuple[int, int, bool, bool]]) -> None:
                 if "compiled" in name or "associative" in name:
                     call()
         with suppress(Exception):
-            shape = (steps, envs) if time_major else (envs, steps)
-            shaped = {
-                k: torch.empty(shape if x.dim() == 2 else envs, dtype=x.dtype, device="meta") for k, x in data.items()
-            }
-            for _, call in jax_rivals(shaped, time_dim, compile_only=True):
+            for _, call in jax_rivals(data, time_dim, compile_only=True):
                 call()
         del data
         torch.cuda.empty_cache()
@@ -216,7 +212,7 @@ def main() -> None:
             print(f"out of time: {len(cases) - len(rows)} sizes left out")
             break
         row: dict[str, object] = {"envs": envs, "steps": steps, "layout": "[T,N]" if time_major else "[N,T]"}
-        row |= {"truncation": truncation, "bytes": envs * steps * (30 if truncation else 25)}
+        row |= {"truncation": truncation, "bytes": envs * steps * BYTES_A_STEP[truncation]}
         row |= measure(candidates(envs, steps, time_major, truncation, rivals), steps)
         rows.append(row)
         torch.cuda.empty_cache()

@@ -35,6 +35,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from tqdm import tqdm
 
 from vtrace_plugins import vtrace
+from vtrace_plugins.bench import torchrl_call
 
 STEPS = {"CartPole-v1": 300_000, "Acrobot-v1": 300_000, "InvertedPendulum-v5": 300_000}
 LAGS = (0, 1, 4, 16, 64)
@@ -100,16 +101,9 @@ def upstream(
     data: Rollout, log_pi: Tensor, values: Tensor, after: Tensor, policy: Distribution
 ) -> tuple[Tensor, Tensor]:
     """``torchrl.objectives.value.VTrace``, on the log-probs that its forward computes."""
-    from torchrl.objectives.value.functional import vtrace_advantage_estimate
-
-    log_pi = policy.log_prob(policy.mode)
-    done = data.terminated | data.truncated
-    ahead = torch.cat([values[1:], after[-1:]])
-    ahead = torch.where(data.truncated, after, ahead)
-    columns = (log_pi, data.log_mu, values, ahead, data.reward, done, data.terminated)
-    columns = tuple(x.unsqueeze(-1) for x in columns)
-    advantages, targets = vtrace_advantage_estimate(torch.tensor(GAMMA), *columns, time_dim=-3)
-    return targets.squeeze(-1), advantages.squeeze(-1)
+    given = {"log_mu": data.log_mu, "rewards": data.reward, "terminated": data.terminated, "truncated": data.truncated}
+    mode = policy.log_prob(policy.mode)
+    return torchrl_call({**given, "log_pi": mode, "values": values, "bootstrap_values": after}, GAMMA, 0)()
 
 
 METHODS: dict[str, Targets] = {

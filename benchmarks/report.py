@@ -8,11 +8,12 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from vtrace_plugins.doctor import version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def device_name(device: str) -> str:
     cuda = torch.device(device).type == "cuda"
     return torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def write(
@@ -44,7 +38,7 @@ def write(
         "date": date.today().isoformat(),
         "commit": args.commit or subprocess.check_output(["git", "rev-parse", "HEAD"], text=True).strip(),
         "python": platform.python_version(),
-        **{name: found for name in packages if (found := _version(name))},
+        **{name: version(name) for name in packages},
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({**header, "rows": rows}, indent=2) + "\n")

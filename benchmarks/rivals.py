@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from vtrace_plugins.bench import torchrl_call
 
 GAMMA = 0.99
 LONGEST_PYTHON_LOOP = 2048
@@ -148,30 +151,15 @@ def torch_rivals(data: dict[str, Tensor], time_dim: int) -> Iterator[tuple[str, 
 
 
 def _torchrl(data: dict[str, Tensor], time_dim: int) -> Call:
-    from torchrl.objectives.value.functional import vtrace_advantage_estimate
-
-    if "truncated" in data:
-        truncated, after = data["truncated"], data["bootstrap_values"]
-    else:
-        truncated = torch.zeros_like(data["terminated"])
-        after = data["last_value"].unsqueeze(time_dim).expand_as(truncated)
-    ends = truncated.clone()
-    ends.select(time_dim, -1).fill_(True)
-    next_values = torch.where(ends, after, data["values"].roll(-1, time_dim))
-    done = data["terminated"] | truncated
-    gamma = torch.tensor(GAMMA, device=done.device)
-    columns = [data["log_pi"], data["log_mu"], data["values"], next_values, data["rewards"], done, data["terminated"]]
-    columns = [x.unsqueeze(-1) for x in columns]
-
-    def call() -> Any:
-        advantages, targets = vtrace_advantage_estimate(gamma, *columns, time_dim=time_dim - 3)
-        return targets.squeeze(-1), advantages.squeeze(-1)
-
-    return call
+    if "truncated" not in data:
+        never = torch.zeros_like(data["terminated"])
+        after = data["last_value"].unsqueeze(time_dim).expand_as(never)
+        data = data | {"truncated": never, "bootstrap_values": after}
+    return torchrl_call(data, GAMMA, time_dim)
 
 
 @cache
-def _jax_functions(time_dim: int) -> dict[str, Any]:
+def _jax_functions(time_dim: int, truncation: bool) -> dict[str, Any]:
     """By name, jitted functions of (log_pi, log_mu, values, rewards, terminated, truncated or None, what follows)."""
     import jax
     import jax.numpy as jnp
@@ -209,15 +197,10 @@ def _jax_functions(time_dim: int) -> dict[str, Any]:
         return finish(values, rewards, rho, next_value, cut, delta)
 
     functions = {"jax.lax.scan": scan, "jax.lax.associative_scan": associative}
-    try:
+    if not truncation and find_spec("rlax"):  # which cannot cut at a truncated step and go on from its bootstrap
         import rlax
-    except ImportError:
-        pass
-    else:
 
-        def with_rlax(log_pi, log_mu, values, rewards, terminated, truncated, after):
-            if truncated is not None:
-                raise NotImplementedError("rlax cannot cut at a truncated step and go on from its bootstrap")
+        def with_rlax(log_pi, log_mu, values, rewards, terminated, _, after):
             following = jnp.append(values[1:], after)
             discount = GAMMA * (terminated == 0)
             out = rlax.vtrace_td_error_and_advantage(
@@ -228,35 +211,23 @@ def _jax_functions(time_dim: int) -> dict[str, Any]:
         functions["rlax"] = with_rlax
 
     dim = 1 - time_dim
-
-    def over_rows(function: Any, truncation: bool) -> Any:
-        last = dim if truncation else 0
-        axes = (dim,) * 5 + ((dim,) if truncation else (None,)) + (last,)
-        return jax.jit(jax.vmap(function, in_axes=axes, out_axes=dim))
-
-    return {
-        f"{name}{'' if truncation else ', no truncation'}": over_rows(function, truncation)
-        for name, function in functions.items()
-        for truncation in (True, False)
-    }
+    axes = (dim,) * 5 + ((dim, dim) if truncation else (None, 0))
+    return {name: jax.jit(jax.vmap(f, in_axes=axes, out_axes=dim)) for name, f in functions.items()}
 
 
 def jax_rivals(data: dict[str, Tensor], time_dim: int, compile_only: bool = False) -> Iterator[tuple[str, Call]]:
     """With ``compile_only`` the calls only compile (into JAX's cache), and the data is not touched."""
     import jax
 
-    truncation = "truncated" in data
     arguments = [None if x is None else x.view(torch.uint8) if x.dtype is torch.bool else x for x in _arguments(data)]
-    for name, function in _jax_functions(time_dim).items():
-        if name.endswith(", no truncation") is truncation or (name == "rlax" and truncation):
-            continue
-        short = name.removesuffix(", no truncation")
+
+    def given(x: Tensor) -> Any:
         if compile_only:
-            shapes = [
-                None if x is None else jax.ShapeDtypeStruct(x.shape, str(x.dtype).removeprefix("torch."))
-                for x in arguments
-            ]
-            yield short, partial(lambda f, s: f.lower(*s).compile(), function, shapes)
-        else:
-            arrays = [None if x is None else jax.dlpack.from_dlpack(x) for x in arguments]
-            yield short, partial(function, *arrays)
+            return jax.ShapeDtypeStruct(x.shape, str(x.dtype).removeprefix("torch."))
+        return jax.dlpack.from_dlpack(x)
+
+    for name, function in _jax_functions(time_dim, "truncated" in data).items():
+        call = partial(
+            function.lower if compile_only else function, *(None if x is None else given(x) for x in arguments)
+        )
+        yield name, (lambda lower=call: lower().compile()) if compile_only else call

@@ -107,7 +107,7 @@ def main() -> None:
         print(head, *list(rows[-1]["plans"].items())[:5], flush=True)
 
     what = "device us by graph replay; plans are 'BLOCK_ROWS BLOCK_TIME warps tiles-a-chunk stages': us, best first"
-    report.write(args, {"what": what, "bytes a step": BYTES_A_STEP}, "cuda", ("torch", "triton"), rows)
+    report.write(args, {"what": what, "bytes a step": BYTES_A_STEP[True]}, "cuda", ("torch", "triton"), rows)
 
 
 if __name__ == "__main__":

@@ -110,6 +110,12 @@ def test_rewards_that_fall_back(flags):
     assert all("fall back at once 24 times where no episode ends" in message for message in falls)
 
 
+def test_rewards_that_count_and_just_vary():
+    data = good(boundaries=0.0)
+    data["rewards"] = torch.randint(0, 200, (12, 30), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert validate(**data, gamma=0.97)
+
+
 def test_a_nan_that_is_never_read_is_fine_and_wrong_shapes_are_errors():
     data = good()
     inside = ~data["terminated"] & ~data["truncated"]

@@ -12,6 +12,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,30 +46,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
 
 
+def torchrl_call(
+    data: dict[str, torch.Tensor], gamma: float, time_dim: int
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """A call of TorchRL's function that gives (targets, advantages) of a window as ``vtrace`` takes it, which has
+    ``truncated`` and ``bootstrap_values``."""
+    from torchrl.objectives.value.functional import vtrace_advantage_estimate
+
+    values, terminated, truncated = (data[name] for name in ("values", "terminated", "truncated"))
+    bootstraps = truncated.clone()
+    bootstraps.select(time_dim, -1).fill_(True)
+    ahead = torch.where(bootstraps, data["bootstrap_values"], values.roll(-1, time_dim))
+    arguments = (data["log_pi"], data["log_mu"], values, ahead, data["rewards"], terminated | truncated, terminated)
+    columns = [x.unsqueeze(-1) for x in arguments]
+    discount = torch.tensor(gamma, device=values.device)
+
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        advantages, targets = vtrace_advantage_estimate(discount, *columns, time_dim=time_dim - 3)
+        return targets.squeeze(-1), advantages.squeeze(-1)
+
+    return call
+
+
 def _candidates(envs: int, steps: int, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
     log_mu, noise, values, rewards, bootstrap_values = torch.randn(5, envs, steps, device=device)
     terminated, truncated = torch.rand(2, envs, steps, device=device) < 0.01
-    log_pi = log_mu + 0.3 * noise
-    flags = {"terminated": terminated, "truncated": truncated & ~terminated}
+    data = {"log_pi": log_mu + 0.3 * noise, "log_mu": log_mu, "values": values, "rewards": rewards}
+    data |= {"terminated": terminated, "truncated": truncated & ~terminated, "bootstrap_values": bootstrap_values}
     for backend in ("triton", "torch"):
         try:
             resolve(backend, device)
         except VTraceError:
             continue
-        yield (
-            backend,
-            lambda backend=backend: vtrace(  # type: ignore[misc]
-                log_pi, log_mu, values, rewards, **flags, bootstrap_values=bootstrap_values, gamma=0.99, backend=backend
-            ),
-        )
+        yield backend, partial(vtrace, **data, gamma=0.99, backend=backend)
     if steps <= _LONGEST_LOOP and find_spec("torchrl"):
-        from torchrl.objectives.value.functional import vtrace_advantage_estimate
-
-        ahead = torch.where(flags["truncated"], bootstrap_values, values.roll(-1, 1))
-        done = flags["terminated"] | flags["truncated"]
-        columns = [x.unsqueeze(-1) for x in (log_pi, log_mu, values, ahead, rewards, done, flags["terminated"])]
-        gamma = torch.tensor(0.99, device=device)
-        yield "TorchRL", lambda: vtrace_advantage_estimate(gamma, *columns)
+        yield "TorchRL", torchrl_call(data, 0.99, 1)
 
 
 def bench(options: argparse.Namespace) -> int:

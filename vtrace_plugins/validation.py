@@ -174,7 +174,7 @@ def _flags(data: _Data) -> Iterator[tuple[str, str]]:
 
 def _resets(data: _Data) -> Iterator[tuple[str, str]]:
     """Rewards that grow as an episode goes on (a score, a distance covered) fall back where the next one begins."""
-    rewards, climb = data.floats["rewards"], 8
+    rewards, climb = data.floats["rewards"].double(), 8  # differences of unsigned integers are never negative
     if rewards.shape[0] < climb + 2:
         return
     span = rewards.unfold(0, climb + 2, 1)
