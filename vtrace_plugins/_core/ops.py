@@ -55,11 +55,11 @@ def _inputs(*arguments: Any) -> Inputs:
     return Inputs(*data, *(n if t is None else t for t, n in zip(options, numbers, strict=True)), *rest)
 
 
-def signature(x: Inputs) -> Hashable:
+def signature(x: Inputs, gradients: bool = False) -> Hashable:
     """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options.
 
     None where that is not all: a tensor whose memory does not hold its numbers (sparse, negated, all zeros and never
-    stored), or an option that is no plain number.
+    stored), an option that is no plain number or, if ``gradients`` count, a tensor that asks for one.
     """
     parts: list[Hashable] = []
     t: Any
@@ -71,7 +71,7 @@ def signature(x: Inputs) -> Hashable:
                 parts.append((t.dtype, t.device, t.shape, t.stride(), address % 16))
             except RuntimeError:
                 return None
-            if address == 0 or t.is_neg():
+            if address == 0 or t.is_neg() or (gradients and t.requires_grad):
                 return None
         elif t is None or kind in _NUMBERS:
             parts.append((kind, t))
@@ -94,10 +94,9 @@ def known_launch(x: Inputs) -> tuple[Hashable, Launch | None]:
         or torch._C._len_torch_function_stack() > 0
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
-        or (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in x))
     ):
         return None, None
-    known = signature(x)
+    known = signature(x, torch.is_grad_enabled())
     return known, _launches.get(known)
 
 
