@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.benchmark import Timer
 
 from vtrace_plugins import vtrace
 from vtrace_plugins._core.api import resolve
@@ -93,6 +92,7 @@ def bench(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import track
     from rich.table import Table
+    from torch.utils.benchmark import Timer  # a tenth of a second, which the doctor need not wait for
 
     device = torch.device(options.device)
     rows: list[dict[str, Any]] = []
