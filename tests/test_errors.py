@@ -127,3 +127,20 @@ def test_without_a_c_compiler(monkeypatch, says, wanted):
     monkeypatch.setattr(ops, "_launches", {})
     with pytest.raises(wanted, match="install gcc" if wanted is VTraceError else says):
         vtrace(**DATA, gamma=0.9, backend="triton")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "triton", "reference"])
+def test_a_distributed_tensor(backend, tmp_path):
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        data = {k: DTensor.from_local(x, mesh, [Replicate()]) for k, x in DATA.items()}
+        with pytest.raises(VTraceError, match=r"^values: expected .*to_local\(\).*, got DTensor$"):
+            vtrace(**data, gamma=0.9, backend=backend)
+        with pytest.raises(VTraceError, match=r"^rewards: expected .*to_local\(\).*, got DTensor$"):
+            vtrace(**DATA | {"rewards": data["rewards"]}, gamma=0.9, backend=backend)
+    finally:
+        dist.destroy_process_group()

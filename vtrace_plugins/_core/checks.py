@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
@@ -79,9 +80,17 @@ def _check_device(name: str, x: Tensor, device: torch.device) -> None:
         raise VTraceError(name, f"device {device} (that of values)", f"device {x.device}")
 
 
-def _check_tensor(name: str, x: Any, values: Tensor, shape: torch.Size, kind: str) -> None:
+def _check_type(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise VTraceError(name, "a torch.Tensor", type(x).__name__)
+    distributed = sys.modules.get("torch.distributed.tensor")  # whoever has a DTensor has imported it
+    if distributed is not None and isinstance(x, distributed.DTensor):
+        wanted = "a tensor of this process (x.to_local(): sharded along the batch, each process has whole windows)"
+        raise VTraceError(name, wanted, "DTensor")
+
+
+def _check_tensor(name: str, x: Any, values: Tensor, shape: torch.Size, kind: str) -> None:
+    _check_type(name, x)
     if x.shape != shape:
         which = "the shape of values" if shape == values.shape else "the shape of values without time"
         raise VTraceError(name, f"shape {list(shape)} ({which})", f"shape {list(x.shape)}")
@@ -111,8 +120,7 @@ def check_inputs(x: Inputs) -> Inputs:
 def _check_tensors(x: Inputs) -> int:
     """Check every tensor against ``values``, the optional ones where given; returns the non-negative time_dim."""
     values = x.values
-    if not isinstance(values, Tensor):
-        raise VTraceError("values", "a torch.Tensor", type(values).__name__)
+    _check_type("values", values)
     if values.ndim == 0:
         raise VTraceError("values", "at least one dimension (time)", "a 0-d tensor")
     _check_dtype("values", values, "floating")

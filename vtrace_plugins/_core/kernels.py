@@ -80,6 +80,12 @@ def at(x, outer, t, inner):
 
 
 @triton.jit
+def like(x, y):
+    """x with y's strides."""
+    return x[0], y[1], y[2], y[3]
+
+
+@triton.jit
 def load(x, outer, t, inner, exists, where):
     """x of a tile; 0, unread, outside ``where``; that None means where it exists.
 
@@ -153,6 +159,7 @@ def vtrace_kernel(
     inner_size,
     chunk_tiles,
     chunks,
+    SAME_STRIDES: tl.constexpr,  # all tensors over the steps have those of values
     CONTINUATION: tl.constexpr,  # which of the three it is
     READ_ALL: tl.constexpr,  # bootstrap_values at every step: where latency counts, waiting for the flags costs more
     LAMBDA_IS_ONE: tl.constexpr,
@@ -170,6 +177,19 @@ def vtrace_kernel(
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
+    if SAME_STRIDES:  # one offset serves all
+        log_pi, log_mu, rewards = like(log_pi, values), like(log_mu, values), like(rewards, values)
+        terminated, targets = like(terminated, values), like(targets, values)
+        advantages = like(advantages, values)
+        if truncated is not None:
+            truncated = like(truncated, values)
+        if mask is not None:
+            mask = like(mask, values)
+        if step_gamma is not None:
+            step_gamma = like(step_gamma, values)
+        if CONTINUATION != LAST:
+            continuation = like(continuation, values)
+
     # A thread takes runs of steps, and a run is one element of the scan: a tile is [rows, runs, steps]. Runs descend in
     # time, since a scan with reverse=True goes through shuffles first.
     RUN: tl.constexpr = 4

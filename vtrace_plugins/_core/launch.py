@@ -85,6 +85,11 @@ def _starts_dependents_early(device: torch.device) -> bool:
     )
 
 
+def _same_strides(views: dict[str, Tensor]) -> bool:
+    """Of all that lies over the steps; fewer numbers, and one offset for all, then."""
+    return len({t.stride() for name, t in views.items() if name != "last_value"}) == 1
+
+
 @contextmanager
 def _a_compiler_wanted() -> Iterator[None]:
     """Triton's own message about a missing C compiler says what to set, not what to do."""
@@ -143,9 +148,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         inner,
         chunk_tiles,
         chunks,
-        {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}[
-            continuation
-        ],  # and the other constants
+        _same_strides(views),  # and the other constants
+        {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}[continuation],
         rows * time <= _FEW_STEPS,
         x.lam == 1,
         x.weight_advantages,
@@ -165,7 +169,14 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     compiled: list[Any] = []
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
-        results = empty_results(x.values, time_dim)
+        try:
+            results = empty_results(x.values, time_dim)
+            summaries = torch.empty((2, chunks, rows), dtype=dtype, device=device) if chunks > 1 else None
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(
+                f"vtrace: its results and workspace, {rows} windows of {time} steps, do not fit on {device}; "
+                "free memory or pass fewer windows at once"
+            ) from error
         pool: tuple[Any, ...] = (*x, *results)
         runs = tuple(compiled)  # once: another thread may fill it meanwhile
         address: Any = Tensor.data_ptr if runs else lambda t: t
@@ -179,9 +190,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
             arguments[i] = (address(t), *strides)
         for i, place in bare:
             arguments[i] = address(pool[place])
-        if chunks > 1:
-            summaries = torch.empty((2, chunks, rows), dtype=dtype, device=device)
-            kept.append(summaries)
+        if summaries is not None:
             arguments[summary_places : summary_places + 2] = map(address, summaries)
         elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
         with torch.cuda.device(device) if elsewhere else nullcontext():
