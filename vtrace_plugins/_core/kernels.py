@@ -13,8 +13,8 @@ A long window of few rows is cut into chunks, over the grid's second dimension: 
 map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
 pass.
 
-Every tensor is a tuple ``(pointer, stride_outer, stride_time, stride_inner)`` over ``[outer, time, inner]``; an absent
-one is None, which removes its branch at compile time.
+Every tensor is a tuple ``(pointer, stride_outer, stride_time, stride_inner)`` over ``[outer, time, inner]``, or only
+``(pointer,)`` if it lies as ``values`` does; an absent one is None, which removes its branch at compile time.
 """
 
 import triton
@@ -81,8 +81,12 @@ def at(x, outer, t, inner):
 
 @triton.jit
 def like(x, y):
-    """x with y's strides."""
-    return x[0], y[1], y[2], y[3]
+    """x, with y's strides if it has none: the offsets are y's as well then, and computed once."""
+    if len(x) == 1:
+        result = (x[0], y[1], y[2], y[3])
+    else:
+        result = x
+    return result
 
 
 @triton.jit
@@ -159,9 +163,7 @@ def vtrace_kernel(
     inner_size,
     chunk_tiles,
     chunks,
-    SAME_STRIDES: tl.constexpr,  # all tensors over the steps have those of values
     CONTINUATION: tl.constexpr,  # which of the three it is
-    READ_ALL: tl.constexpr,  # bootstrap_values at every step: where latency counts, waiting for the flags costs more
     LAMBDA_IS_ONE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -177,18 +179,15 @@ def vtrace_kernel(
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its end to its start."""
-    if SAME_STRIDES:  # one offset serves all
-        log_pi, log_mu, rewards = like(log_pi, values), like(log_mu, values), like(rewards, values)
-        terminated, targets = like(terminated, values), like(targets, values)
-        advantages = like(advantages, values)
-        if truncated is not None:
-            truncated = like(truncated, values)
-        if mask is not None:
-            mask = like(mask, values)
-        if step_gamma is not None:
-            step_gamma = like(step_gamma, values)
-        if CONTINUATION != LAST:
-            continuation = like(continuation, values)
+    log_pi, log_mu, rewards = like(log_pi, values), like(log_mu, values), like(rewards, values)
+    terminated, targets, advantages = like(terminated, values), like(targets, values), like(advantages, values)
+    continuation = like(continuation, values)
+    if truncated is not None:
+        truncated = like(truncated, values)
+    if mask is not None:
+        mask = like(mask, values)
+    if step_gamma is not None:
+        step_gamma = like(step_gamma, values)
 
     # A thread takes runs of steps, and a run is one element of the scan: a tile is [rows, runs, steps]. Runs descend in
     # time, since a scan with reverse=True goes through shuffles first.
@@ -269,8 +268,6 @@ def vtrace_kernel(
         counts = real & ~term if CONTINUATION == NEXT else real & bootstraps
         if CONTINUATION == LAST:
             continued = tl.where(counts, last_value, 0.0)
-        elif READ_ALL:
-            continued = tl.where(counts, load(continuation, outer, t, inner, exists, where).to(COMPUTE), 0.0)
         else:
             continued = load(continuation, outer, t, inner, exists, counts).to(COMPUTE)
         next_value = tl.where(cut | (CONTINUATION == NEXT), continued, value_ahead)  # 0 where terminated

@@ -17,7 +17,6 @@ from vtrace_plugins._core.kernels import APPLY, BOOTSTRAP, LAST, NEXT, SUMMARY, 
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
-_FEW_STEPS = 2**17  # so few that a kernel's time is its loads' latency
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
 _POOL = (*Inputs._fields, "targets", "advantages")
 
@@ -35,8 +34,7 @@ class Plan(NamedTuple):
 def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int) -> Plan:
     """The plan for ``rows`` windows of ``time`` steps, from the sweep in ``benchmarks/tune.py``."""
     plan = _along_time if time_is_contiguous else _along_rows
-    result = plan(rows, time, multiprocessors)
-    return result._replace(block_rows=min(result.block_rows, triton.next_power_of_2(rows)))
+    return plan(rows, time, multiprocessors)
 
 
 def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
@@ -48,7 +46,8 @@ def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
         return Plan(1, 512, 4, triton.cdiv(time, 512), stages=3)
     block_time = max(8, triton.next_power_of_2(time))
     at_most = 2 ** (max(1, rows // multiprocessors).bit_length() - 1)  # rows, or some multiprocessors have none
-    block_rows = min(at_most, 32, 1024 // block_time) if block_time <= 256 else 1
+    at_least = 32 // block_time  # a tile of fewer elements than a warp has lanes is slower than one with spare rows
+    block_rows = max(min(at_most, 32, 1024 // block_time), at_least) if block_time <= 256 else 1
     return Plan(block_rows, block_time, max(1, block_rows * block_time // 128), 1)
 
 
@@ -85,11 +84,6 @@ def _starts_dependents_early(device: torch.device) -> bool:
     )
 
 
-def _same_strides(views: dict[str, Tensor]) -> bool:
-    """Of all that lies over the steps; fewer numbers, and one offset for all, then."""
-    return len({t.stride() for name, t in views.items() if name != "last_value"}) == 1
-
-
 @contextmanager
 def _a_compiler_wanted() -> Iterator[None]:
     """Triton's own message about a missing C compiler says what to set, not what to do."""
@@ -123,14 +117,17 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         continuation = "last_value"
     else:
         continuation = "bootstrap_values" if x.next_values is None else "next_values"
-    given: dict[str, Any] = dict(zip(_POOL, (*x, *empty_results(x.values, time_dim)), strict=True))
+    results = empty_results(torch.empty_strided(shape, x.values.stride(), device="meta"), time_dim)
+    given: dict[str, Any] = dict(zip(_POOL, (*x, *results), strict=True))
     # The kernel's arguments in its order: these as (pointer, strides), then the clips that are tensors as pointers.
     names = ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", continuation, "mask", "gamma"]
     names += ["targets", "advantages"]
     clips = ("rho_bar", "c_bar", "pg_rho_bar")
     views = {name: fold(name, given[name]) for name in names if isinstance(given[name], Tensor)}
     copied = {name for name, view in views.items() if view.data_ptr() != given[name].data_ptr()}
-    strided = [(i, _POOL.index(n), n, views[n].stride()) for i, n in enumerate(names) if n in views]
+    strides = {n: view.stride() for n, view in views.items()}
+    as_values = {n: () if n != "values" and s == strides["values"] else s for n, s in strides.items()}
+    strided = [(i, _POOL.index(n), n, as_values[n]) for i, n in enumerate(names) if n in views]
     bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
@@ -148,9 +145,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         inner,
         chunk_tiles,
         chunks,
-        _same_strides(views),  # and the other constants
-        {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}[continuation],
-        rows * time <= _FEW_STEPS,
+        {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}[continuation],  # and the constants
         x.lam == 1,
         x.weight_advantages,
         tl.float64 if dtype is torch.float64 else tl.float32,
