@@ -138,7 +138,7 @@ def vtrace(
         weight_advantages=weight_advantages,
         time_dim=time_dim,
     )
-    known: Hashable = None
+    known: tuple[Hashable, ...] | None = None
     if backend == "triton" or (backend == "auto" and isinstance(values, Tensor) and values.is_cuda):
         known, launch = known_launch(given)
         if launch is not None:  # a call like this one has passed the checks

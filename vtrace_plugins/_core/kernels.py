@@ -50,13 +50,20 @@ def combine_with_rest(a_later, b_later, c_later, d_later, a, b, c, d):
 
 
 @triton.jit
-def clip(w, bar, bar_pointer, COMPUTE: tl.constexpr):
-    """min(bar, w), written so that NaN stays NaN. ``bar_pointer`` (a 0-d tensor) goes before the number ``bar``."""
+def limit(bar, bar_pointer, COMPUTE: tl.constexpr):
+    """A clip's bar: ``bar_pointer`` (a 0-d tensor) goes before the number ``bar``."""
     if bar_pointer is None:
-        limit = tl.full([], bar, COMPUTE)
+        result = tl.full([], bar, COMPUTE)
     else:
-        limit = tl.load(bar_pointer).to(COMPUTE)
-    return tl.where(w > limit, limit, w)
+        result = tl.load(bar_pointer).to(COMPUTE)
+    return result
+
+
+@triton.jit
+def clip(w, bar, bar_pointer, COMPUTE: tl.constexpr):
+    """min(bar, w), written so that NaN stays NaN."""
+    most = limit(bar, bar_pointer, COMPUTE)
+    return tl.where(w > most, most, w)
 
 
 @triton.jit

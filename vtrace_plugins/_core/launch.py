@@ -18,6 +18,8 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
+CLIPS = ("rho_bar", "c_bar", "pg_rho_bar")
+CONTINUATIONS = {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}  # exactly one is given
 _POOL = (*Inputs._fields, "targets", "advantages")
 
 
@@ -73,6 +75,13 @@ def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
     return Plan(8, 128, 8, 1) if time <= 2048 else Plan(16, 128, 4, triton.cdiv(time, 128 * 64))
 
 
+def fold(name: str, t: Tensor, shape: torch.Size, folded: tuple[int, int, int]) -> Tensor:
+    """t over [outer, time, inner]: a view wherever its strides allow, else a copy."""
+    if name == "last_value":  # its only step is read at t = T - 1
+        return t.reshape(folded[0], 1, folded[2]).expand(folded)
+    return t.expand(shape).reshape(folded)
+
+
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
@@ -107,28 +116,18 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     outer, time, inner = folded = folded_shape(shape, time_dim)
     rows = outer * inner
 
-    def fold(name: str, t: Tensor) -> Tensor:
-        """t over [outer, time, inner]: a view wherever its strides allow, else a copy."""
-        if name == "last_value":  # its only step is read at t = T - 1
-            return t.reshape(outer, 1, inner).expand(folded)
-        return t.expand(shape).reshape(folded)
-
-    if x.last_value is not None:
-        continuation = "last_value"
-    else:
-        continuation = "bootstrap_values" if x.next_values is None else "next_values"
+    continuation = next(name for name in CONTINUATIONS if getattr(x, name) is not None)
     results = empty_results(torch.empty_strided(shape, x.values.stride(), device="meta"), time_dim)
     given: dict[str, Any] = dict(zip(_POOL, (*x, *results), strict=True))
     # The kernel's arguments in its order: these as (pointer, strides), then the clips that are tensors as pointers.
     names = ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", continuation, "mask", "gamma"]
     names += ["targets", "advantages"]
-    clips = ("rho_bar", "c_bar", "pg_rho_bar")
-    views = {name: fold(name, given[name]) for name in names if isinstance(given[name], Tensor)}
+    views = {name: fold(name, given[name], shape, folded) for name in names if isinstance(given[name], Tensor)}
     copied = {name for name, view in views.items() if view.data_ptr() != given[name].data_ptr()}
     strides = {n: view.stride() for n, view in views.items()}
     as_values = {n: () if n != "values" and s == strides["values"] else s for n, s in strides.items()}
     strided = [(i, _POOL.index(n), n, as_values[n]) for i, n in enumerate(names) if n in views]
-    bare = [(i, _POOL.index(n)) for i, n in enumerate(clips, len(names)) if isinstance(given[n], Tensor)]
+    bare = [(i, _POOL.index(n)) for i, n in enumerate(CLIPS, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
     time_is_contiguous = x.values.stride(time_dim) == 1 or time == 1
@@ -136,16 +135,16 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
     grid = (triton.cdiv(rows, block_rows), chunks, 1)
     dtype = compute_dtype(x)
-    summary_places = len(names) + len(clips)
+    summary_places = len(names) + len(CLIPS)
     template = [
         *[None] * (summary_places + 2),
-        *(0.0 if isinstance(given[n], Tensor) else given[n] for n in ("gamma", *clips, "lam")),
+        *(0.0 if isinstance(given[n], Tensor) else given[n] for n in ("gamma", *CLIPS, "lam")),
         rows,
         time,
         inner,
         chunk_tiles,
         chunks,
-        {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}[continuation],  # and the constants
+        CONTINUATIONS[continuation],  # and the other constants
         x.lam == 1,
         x.weight_advantages,
         tl.float64 if dtype is torch.float64 else tl.float32,
@@ -180,7 +179,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         for i, place, name, strides in strided:
             t = pool[place]
             if name in copied:
-                t = fold(name, t)
+                t = fold(name, t, shape, folded)
                 kept.append(t)
             arguments[i] = (address(t), *strides)
         for i, place in bare:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,3 +66,15 @@ def empty_results(values: Tensor, time_dim: int) -> tuple[Tensor, Tensor]:
         except RuntimeError:
             values = values.contiguous()
     return torch.empty_like(values), torch.empty_like(values)
+
+
+def empty_gradients(x: Inputs, wanted: Sequence[str]) -> list[Tensor]:
+    """Uninitialised gradients by the inputs named, in their dtypes and laid out as the results are."""
+    like = empty_results(torch.empty_strided(x.values.shape, x.values.stride(), device="meta"), x.time_dim)[0]
+
+    def empty(t: Tensor) -> Tensor:
+        if t.shape != like.shape:  # last_value
+            return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+        return torch.empty_strided(like.shape, like.stride(), dtype=t.dtype, device=t.device)
+
+    return [empty(getattr(x, name)) for name in wanted]

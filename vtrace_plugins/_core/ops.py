@@ -6,24 +6,31 @@ Registering it imports no triton; the first call does.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from vtrace_plugins._core.checks import check_inputs
 from vtrace_plugins._core.inputs import Inputs
-from vtrace_plugins._core.layout import empty_results, on_time_first
+from vtrace_plugins._core.layout import empty_gradients, empty_results, on_time_first
 from vtrace_plugins._core.torch_scan import vtrace_torch
 
 _library = torch.library.Library("vtrace_plugins", "DEF")
-_library.define(
-    "vtrace(Tensor log_pi, Tensor log_mu, Tensor values, Tensor rewards, Tensor terminated, Tensor? truncated, "
+_ARGUMENTS = (
+    "Tensor log_pi, Tensor log_mu, Tensor values, Tensor rewards, Tensor terminated, Tensor? truncated, "
     "Tensor? bootstrap_values, Tensor? last_value, Tensor? next_values, Tensor? mask, "
     # Each of these is a tensor, or None and the number below counts.
     "Tensor? gamma_tensor, Tensor? rho_bar_tensor, Tensor? c_bar_tensor, Tensor? pg_rho_bar_tensor, "
     "float gamma, float rho_bar, float c_bar, float pg_rho_bar, "
-    "float lam, bool weight_advantages, int time_dim) -> (Tensor, Tensor)"
+    "float lam, bool weight_advantages, int time_dim"
+)
+_library.define(f"vtrace({_ARGUMENTS}) -> (Tensor, Tensor)")
+_library.define(  # ``wanted``: by which of the arguments
+    f"vtrace_backward(Tensor? grad_targets, Tensor? grad_advantages, Tensor targets, int[] wanted, {_ARGUMENTS})"
+    " -> Tensor[]"
 )
 _DATA = Inputs._fields.index("gamma")  # how many of Inputs are tensors or None ...
 _TENSORS = _DATA + 4  # ... and with gamma and the three clips, as tensors
@@ -55,13 +62,15 @@ def _inputs(*arguments: Any) -> Inputs:
     return Inputs(*data, *(n if t is None else t for t, n in zip(options, numbers, strict=True)), *rest)
 
 
-def signature(x: Inputs, gradients: bool = False) -> Hashable:
-    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options.
+def signature(x: Inputs) -> tuple[Hashable, ...] | None:
+    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options; whether a gradient is
+    asked for comes first.
 
     None where that is not all: a tensor whose memory does not hold its numbers (sparse, negated, all zeros and never
-    stored), an option that is no plain number or, if ``gradients`` count, a tensor that asks for one.
+    stored), or an option that is no plain number.
     """
-    parts: list[Hashable] = []
+    parts: list[Hashable] = [False]
+    gradients = torch.is_grad_enabled()
     t: Any
     for t in x[:_TENSORS]:
         kind = type(t)
@@ -71,8 +80,10 @@ def signature(x: Inputs, gradients: bool = False) -> Hashable:
                 parts.append((t.dtype, t.device, t.shape, t.stride(), address % 16))
             except RuntimeError:
                 return None
-            if address == 0 or t.is_neg() or (gradients and t.requires_grad):
+            if address == 0 or t.is_neg():
                 return None
+            if gradients and t.requires_grad:
+                parts[0] = True
         elif t is None or kind in _NUMBERS:
             parts.append((kind, t))
         else:
@@ -84,9 +95,9 @@ def signature(x: Inputs, gradients: bool = False) -> Hashable:
     return tuple(parts)
 
 
-def known_launch(x: Inputs) -> tuple[Hashable, Launch | None]:
+def known_launch(x: Inputs) -> tuple[tuple[Hashable, ...] | None, Launch | None]:
     """x's signature, and the launch that a call like this one prepared; (None, None) where torch must see the call:
-    a gradient is asked for, or a transform, a compiler, a mode or a subclass of Tensor is at work."""
+    a transform, a compiler, a mode or a subclass of Tensor is at work."""
     if (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -96,14 +107,14 @@ def known_launch(x: Inputs) -> tuple[Hashable, Launch | None]:
         or forward_ad._current_level >= 0
     ):
         return None, None
-    known = signature(x, torch.is_grad_enabled())
+    known = signature(x)
     return known, _launches.get(known)
 
 
-def vtrace_triton(x: Inputs, known: Hashable = None) -> tuple[Tensor, Tensor]:
+def vtrace_triton(x: Inputs, known: tuple[Hashable, ...] | None = None) -> tuple[Tensor, Tensor]:
     """The backend: the kernel itself for plain eager tensors (``known`` by their signature), else the operator."""
     if known is not None:
-        return _prepared(x, known)(x)
+        return _prepared(x, known, differentiable=known[0] is True)(x)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     if transformed and not torch.compiler.is_compiling():
         result: tuple[Tensor, Tensor] = _Transformable.apply(*_flat(x))
@@ -112,12 +123,14 @@ def vtrace_triton(x: Inputs, known: Hashable = None) -> tuple[Tensor, Tensor]:
     return result
 
 
-def _prepared(x: Inputs, known: Hashable) -> Launch:
+def _prepared(x: Inputs, known: Hashable, differentiable: bool = False) -> Launch:
     launch = None if known is None else _launches.get(known)
     if launch is None:
         from vtrace_plugins._core.launch import prepare
 
         launch = prepare(x)
+        if differentiable:
+            launch = partial(_with_gradient, launch)
         if len(_launches) >= _MOST_LAUNCHES:
             _launches.clear()  # triton keeps the compiled code; only the short way to it is forgotten
         if known is not None:
@@ -137,26 +150,78 @@ def _fake(*arguments: Any) -> tuple[Tensor, Tensor]:
     return empty_results(x.values, x.time_dim)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:_TENSORS])
-    ctx.options = inputs[_TENSORS:]
+def _run_backward(
+    grad_targets: Tensor | None, grad_advantages: Tensor | None, targets: Tensor, wanted: list[int], *arguments: Any
+) -> list[Tensor]:
+    from vtrace_plugins._core.adjoint_launch import gradients
+
+    names = [Inputs._fields[i] for i in wanted]
+    return gradients(_inputs(*arguments), targets, grad_targets, grad_advantages, names)
 
 
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient, by running the differentiable torch backend on the saved inputs: twice differentiable as well."""
-    tensors = list(ctx.saved_tensors)
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:_TENSORS]) if needed]
+def _fake_backward(
+    grad_targets: Tensor | None, grad_advantages: Tensor | None, targets: Tensor, wanted: list[int], *arguments: Any
+) -> list[Tensor]:
+    return empty_gradients(_inputs(*arguments), [Inputs._fields[i] for i in wanted])
+
+
+def _gradients(x: Inputs, targets: Tensor, grads: tuple[Tensor | None, ...], wanted: list[int]) -> list[Tensor]:
+    """By the inputs of these indices: the kernel's, unless a clip is among them, the gradients must be differentiable
+    themselves, or they are many at once (vmap, is_grads_batched)."""
+    again = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+    again = again or any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in grads)
+    if not again and not any(i in _CLIPS for i in wanted):
+        found: list[Tensor] = torch.ops.vtrace_plugins.vtrace_backward.default(*grads, targets, wanted, *_flat(x))
+        return found
 
     def function(*leaves: Tensor) -> tuple[Tensor, Tensor]:
-        for i, leaf in zip(wanted, leaves, strict=True):
-            tensors[i] = leaf
-        return on_time_first(vtrace_torch, _inputs(*tensors, *ctx.options))
+        given: dict[str, Any] = {Inputs._fields[i]: leaf for i, leaf in zip(wanted, leaves, strict=True)}
+        return on_time_first(vtrace_torch, x._replace(**given))
 
-    vjp = torch.func.vjp(function, *(tensors[i] for i in wanted))[1]
+    vjp = torch.func.vjp(function, *(x[i] for i in wanted))[1]
+    return list(vjp(tuple(torch.zeros_like(targets) if grad is None else grad for grad in grads)))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:_TENSORS], output[0])
+    ctx.options = inputs[_TENSORS:]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, targets = ctx.saved_tensors
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:_TENSORS]) if needed]
     result: list[Tensor | None] = [None] * (_TENSORS + len(ctx.options))
-    for i, grad in zip(wanted, vjp(grads), strict=True):
+    for i, grad in zip(wanted, _gradients(_inputs(*tensors, *ctx.options), targets, grads, wanted), strict=True):
         result[i] = grad
     return tuple(result)
+
+
+class _Differentiable(torch.autograd.Function):
+    """A prepared launch for plain eager tensors, recorded by autograd: what an operator adds to a call is left out."""
+
+    @staticmethod
+    def forward(ctx: Any, launch: Launch, *inputs: Any) -> tuple[Tensor, Tensor]:
+        results = launch(Inputs(*inputs))
+        ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in inputs), results[0])
+        ctx.others = tuple(None if isinstance(t, Tensor) else t for t in inputs)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        *tensors, targets = ctx.saved_tensors
+        given = Inputs(*(other if t is None else t for t, other in zip(tensors, ctx.others, strict=True)))
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
+        result: list[Tensor | None] = [None] * len(given)
+        for i, grad in zip(wanted, _gradients(check_inputs(given), targets, grads, wanted), strict=True):
+            result[i] = grad.sum_to_size(cast(Tensor, given[i]).shape)  # gamma was expanded
+        return None, *result
+
+
+def _with_gradient(launch: Launch, x: Inputs) -> tuple[Tensor, Tensor]:
+    results: tuple[Tensor, Tensor] = _Differentiable.apply(launch, *x)
+    return results
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
@@ -193,7 +258,9 @@ class _Transformable(torch.autograd.Function):
 
 for _device in ("CUDA", "CPU"):  # on CPU tensors: triton's interpreter
     _library.impl("vtrace", _run, _device)
+    _library.impl("vtrace_backward", _run_backward, _device)
 _NAME = "vtrace_plugins::vtrace"
 torch.library.register_fake(_NAME, _fake, lib=_library)
+torch.library.register_fake(f"{_NAME}_backward", _fake_backward, lib=_library)
 torch.library.register_autograd(_NAME, _backward, setup_context=_save, lib=_library)
 torch.library.register_vmap(_NAME, _vmap, lib=_library)
