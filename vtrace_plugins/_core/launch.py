@@ -48,7 +48,7 @@ def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
         return Plan(1, 512, 4, triton.cdiv(time, 512), stages=3)
     block_time = max(8, triton.next_power_of_2(time))
     at_most = 2 ** (max(1, rows // multiprocessors).bit_length() - 1)  # rows, or some multiprocessors have none
-    at_least = 32 // block_time  # a tile of fewer elements than a warp has lanes is slower than one with spare rows
+    at_least = min(8, 128 // block_time)  # spare rows cost less than a warp that is not full
     block_rows = max(min(at_most, 32, 1024 // block_time), at_least) if block_time <= 256 else 1
     return Plan(block_rows, block_time, max(1, block_rows * block_time // 128), 1)
 

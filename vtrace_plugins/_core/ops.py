@@ -5,9 +5,9 @@ Registering it imports no triton; the first call does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -63,16 +63,17 @@ def _inputs(*arguments: Any) -> Inputs:
 
 
 def signature(x: Inputs) -> tuple[Hashable, ...] | None:
-    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options; whether a gradient is
-    asked for comes first.
+    """What decides a launch but the data: dtypes, devices, shapes, strides, alignments, options; first of all the
+    indices of the inputs by which a gradient is asked for.
 
     None where that is not all: a tensor whose memory does not hold its numbers (sparse, negated, all zeros and never
     stored), or an option that is no plain number.
     """
-    parts: list[Hashable] = [False]
+    parts: list[Hashable] = [()]
+    wanted: tuple[int, ...] = ()
     gradients = torch.is_grad_enabled()
     t: Any
-    for t in x[:_TENSORS]:
+    for i, t in enumerate(x[:_TENSORS]):
         kind = type(t)
         if kind in _PLAIN_TENSORS:
             try:
@@ -83,7 +84,7 @@ def signature(x: Inputs) -> tuple[Hashable, ...] | None:
             if address == 0 or t.is_neg():
                 return None
             if gradients and t.requires_grad:
-                parts[0] = True
+                wanted += (i,)
         elif t is None or kind in _NUMBERS:
             parts.append((kind, t))
         else:
@@ -92,6 +93,7 @@ def signature(x: Inputs) -> tuple[Hashable, ...] | None:
         if type(option) not in _NUMBERS:
             return None
         parts.append((type(option), option))
+    parts[0] = wanted
     return tuple(parts)
 
 
@@ -114,7 +116,7 @@ def known_launch(x: Inputs) -> tuple[tuple[Hashable, ...] | None, Launch | None]
 def vtrace_triton(x: Inputs, known: tuple[Hashable, ...] | None = None) -> tuple[Tensor, Tensor]:
     """The backend: the kernel itself for plain eager tensors (``known`` by their signature), else the operator."""
     if known is not None:
-        return _prepared(x, known, differentiable=known[0] is True)(x)
+        return _prepared(x, known, wanted=known[0])(x)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     if transformed and not torch.compiler.is_compiling():
         result: tuple[Tensor, Tensor] = _Transformable.apply(*_flat(x))
@@ -123,14 +125,14 @@ def vtrace_triton(x: Inputs, known: tuple[Hashable, ...] | None = None) -> tuple
     return result
 
 
-def _prepared(x: Inputs, known: Hashable, differentiable: bool = False) -> Launch:
+def _prepared(x: Inputs, known: Hashable, wanted: Any = ()) -> Launch:
     launch = None if known is None else _launches.get(known)
     if launch is None:
         from vtrace_plugins._core.launch import prepare
 
         launch = prepare(x)
-        if differentiable:
-            launch = partial(_with_gradient, launch)
+        if wanted:
+            launch = partial(_with_gradient, launch, wanted)
         if len(_launches) >= _MOST_LAUNCHES:
             _launches.clear()  # triton keeps the compiled code; only the short way to it is forgotten
         if known is not None:
@@ -165,7 +167,7 @@ def _fake_backward(
     return empty_gradients(_inputs(*arguments), [Inputs._fields[i] for i in wanted])
 
 
-def _gradients(x: Inputs, targets: Tensor, grads: tuple[Tensor | None, ...], wanted: list[int]) -> list[Tensor]:
+def _gradients(x: Inputs, targets: Tensor, grads: tuple[Tensor | None, ...], wanted: Sequence[int]) -> list[Tensor]:
     """By the inputs of these indices: the kernel's, unless a clip is among them, the gradients must be differentiable
     themselves, or they are many at once (vmap, is_grads_batched)."""
     again = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
@@ -201,26 +203,27 @@ class _Differentiable(torch.autograd.Function):
     """A prepared launch for plain eager tensors, recorded by autograd: what an operator adds to a call is left out."""
 
     @staticmethod
-    def forward(ctx: Any, launch: Launch, *inputs: Any) -> tuple[Tensor, Tensor]:
-        results = launch(Inputs(*inputs))
-        ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in inputs), results[0])
-        ctx.others = tuple(None if isinstance(t, Tensor) else t for t in inputs)
+    def forward(ctx: Any, launch: Launch, wanted: tuple[int, ...], x: Inputs, *_: Tensor) -> tuple[Tensor, Tensor]:
+        results = launch(x)
+        ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in x), results[0])
+        ctx.others = tuple(None if isinstance(t, Tensor) else t for t in x)
+        ctx.wanted = wanted
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         *tensors, targets = ctx.saved_tensors
-        given = Inputs(*(other if t is None else t for t, other in zip(tensors, ctx.others, strict=True)))
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
-        result: list[Tensor | None] = [None] * len(given)
-        for i, grad in zip(wanted, _gradients(check_inputs(given), targets, grads, wanted), strict=True):
-            result[i] = grad.sum_to_size(cast(Tensor, given[i]).shape)  # gamma was expanded
-        return None, *result
+        given: Any = Inputs(*(other if t is None else t for t, other in zip(tensors, ctx.others, strict=True)))
+        wanted = [i for i, needed in zip(ctx.wanted, ctx.needs_input_grad[3:], strict=True) if needed]
+        found = dict(zip(wanted, _gradients(check_inputs(given), targets, grads, wanted), strict=True))
+        # gamma was expanded
+        by = (found[i].sum_to_size(given[i].shape) if i in found else None for i in ctx.wanted)
+        return None, None, None, *by
 
 
-def _with_gradient(launch: Launch, x: Inputs) -> tuple[Tensor, Tensor]:
-    results: tuple[Tensor, Tensor] = _Differentiable.apply(launch, *x)
+def _with_gradient(launch: Launch, wanted: tuple[int, ...], x: Inputs) -> tuple[Tensor, Tensor]:
+    results: tuple[Tensor, Tensor] = _Differentiable.apply(launch, wanted, x, *(x[i] for i in wanted))
     return results
 
 
