@@ -5,9 +5,10 @@
 
 Device time is that of one call among the several in a captured CUDA graph, the median over replays; inputs that fit in
 the L2 cache stay there, and the GPU is busy with the same graph beforehand. JAX's cannot be captured: it is the sum of
-its kernels' durations by the profiler, gaps not counted, and ours by the same measure stands as kernel_us. A call is
-wall-clock from Python to Python, back to back, the GPU waited for after the last; the candidates take turns, so that a
-slow spell of the host hits all of them. Several GPUs share the sizes, each in a process of its own.
+its kernels' durations by the profiler, gaps not counted, and ours by the same measure stands as kernel_us; processes of
+their own take them last, since a profiler once used slows every later launch. A call is wall-clock from Python to
+Python, back to back, the GPU waited for after the last; the candidates take turns, so that a slow spell of the host
+hits all of them. Several GPUs share the sizes.
 
 ``copy`` moves as many bytes as the kernel must: five float32 inputs and two flags read, two float32 results written, so
 30 bytes a step; without truncation one input and a flag less, 25. A rival that is not installed, cannot do a case or
@@ -21,7 +22,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing import get_context
@@ -108,6 +109,10 @@ def device_microseconds(function: Callable[[], object]) -> float:
     return statistics.median(timed(graph.replay) for _ in range(5 if slow else 30)) / graphed
 
 
+def is_jax(name: str) -> bool:
+    return name.startswith("jax") or name == "rlax"
+
+
 def kernel_microseconds(function: Callable[[], object]) -> float | None:
     calls = 3
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -130,20 +135,17 @@ def wall_microseconds(function: Callable[[], object], calls: int) -> float:
     return 1e6 * (time.perf_counter() - start) / calls
 
 
-def measure(functions: dict[str, Callable[[], object]], steps: int) -> dict[str, dict[str, float | str | None]]:
+def measure(functions: dict[str, Callable[[], object]]) -> dict[str, dict[str, float | str | None]]:
     """Figures of each; a failure (out of memory, a case that the rival does not take) is one too."""
     found: dict[str, dict[str, float | str | None]] = {}
     turns = {}
     for name, function in functions.items():
-        jax = name.startswith("jax") or name == "rlax"
         device = None
         try:
             wall_microseconds(function, 1)
             once = wall_microseconds(function, 1)
             turns[name] = 9 if once < 2e3 else 3 if once < 5e4 else 1
-            if jax and (steps <= LONGEST_PROFILED or "associative" in name):
-                device = kernel_microseconds(function)
-            elif not jax and name not in CALLS:
+            if name not in CALLS and not is_jax(name):
                 device = device_microseconds(function)
         except Exception as error:
             turns.pop(name, None)
@@ -157,8 +159,6 @@ def measure(functions: dict[str, Callable[[], object]], steps: int) -> dict[str,
                 times[name].append(wall_microseconds(functions[name], 20 if most == 9 else 1))
     for name, each in times.items():
         found[name]["call_us"] = round(statistics.median(each), 1)
-    if any(name.startswith("jax") for name in functions):
-        found["triton"]["kernel_us"] = round(kernel_microseconds(functions["triton"]) or 0.0, 2)
     return found
 
 
@@ -213,22 +213,29 @@ def main() -> None:
         "what": "microseconds: device_us of a call on the device, call_us of a whole eager call; medians",
         "devices": torch.cuda.device_count(),
     }
-    found: dict[int, dict[str, object]] = {}
-    context = get_context("spawn")
-    gpus = context.Queue()
-    for i in range(torch.cuda.device_count()):
-        gpus.put(i)
-    with ProcessPoolExecutor(torch.cuda.device_count(), context, use_gpu, (gpus,)) as pool:
-        jobs = [pool.submit(measured, case) for case in cases]
-        for job in tqdm(as_completed(jobs), total=len(jobs), mininterval=10):
-            found[jobs.index(job)] = job.result()
-            rows = [found[k] for k in sorted(found)]
-            report.write(args, what, "cuda", ("torch", "triton", "torchrl", "jax", "rlax", "rl-triton"), rows)
-            if time.perf_counter() - began > args.seconds:
-                print(f"out of time: {len(cases) - len(rows)} sizes left out")
-                pool.shutdown(wait=False, cancel_futures=True)
-                break
+    found: dict[int, dict[str, Any]] = {}
 
+    def left() -> float:
+        return args.seconds - (time.perf_counter() - began)
+
+    def write() -> list[dict[str, Any]]:
+        rows = [found[k] for k in sorted(found)]
+        report.write(args, what, "cuda", ("torch", "triton", "torchrl", "jax", "rlax", "rl-triton"), rows)
+        return rows
+
+    for i, row in on_every_gpu(measured, cases, left()):
+        found[i] = row
+        write()
+    with_jax = [i for i, row in found.items() if any(map(is_jax, row))]
+    if with_jax:
+        for i, durations in on_every_gpu(profiled, [cases[i] for i in with_jax], left()):
+            row = found[with_jax[i]]
+            row["triton"]["kernel_us"] = durations.pop("triton", None)
+            for name, us in durations.items():
+                row[name]["device_us"] = us
+            write()
+
+    rows = write()
     for row in rows[: len(targets)]:
         ours, copy = (row[name]["device_us"] for name in ("triton", "copy"))
         shape = f"{row['envs']} x {row['steps']} {row['layout']}"
@@ -247,9 +254,38 @@ def measured(case: tuple[int, int, bool, bool, bool]) -> dict[str, object]:
     envs, steps, time_major, truncation, rivals = case
     row: dict[str, object] = {"envs": envs, "steps": steps, "layout": "[T,N]" if time_major else "[N,T]"}
     row |= {"truncation": truncation, "bytes": envs * steps * BYTES_A_STEP[truncation]}
-    row |= measure(candidates(envs, steps, time_major, truncation, rivals), steps)
+    row |= measure(candidates(envs, steps, time_major, truncation, rivals))
     torch.cuda.empty_cache()
     return row
+
+
+def profiled(case: tuple[int, int, bool, bool, bool]) -> dict[str, float]:
+    """The kernels' durations of what uses JAX, and of this package's beside."""
+    found = {}
+    for name, function in candidates(*case).items():
+        if name == "triton" or (is_jax(name) and (case[1] <= LONGEST_PROFILED or "associative" in name)):
+            with suppress(Exception):
+                function()
+                found[name] = round(kernel_microseconds(function) or 0.0, 2)
+    torch.cuda.empty_cache()
+    return found
+
+
+def on_every_gpu(function: Callable[[Any], Any], cases: list[Any], seconds: float) -> Iterator[tuple[int, Any]]:
+    """(index, result) of each case, as they come, until the time is over."""
+    began = time.perf_counter()
+    context = get_context("spawn")
+    gpus = context.Queue()
+    for i in range(torch.cuda.device_count()):
+        gpus.put(i)
+    with ProcessPoolExecutor(torch.cuda.device_count(), context, use_gpu, (gpus,)) as pool:
+        jobs = {pool.submit(function, case): i for i, case in enumerate(cases)}
+        for job in tqdm(as_completed(jobs), total=len(jobs), mininterval=10, desc=function.__name__):
+            yield jobs[job], job.result()
+            if time.perf_counter() - began > seconds:
+                print("out of time: not every size is", function.__name__)
+                pool.shutdown(wait=False, cancel_futures=True)
+                return
 
 
 def report_losses(rows: list[dict]) -> None:
@@ -261,7 +297,7 @@ def report_losses(rows: list[dict]) -> None:
             rivals = {k: v[kind] for k, v in row.items() if isinstance(v, dict) and k not in own and v.get(kind)}
             ours = dict.fromkeys(rivals, row["triton"][kind])
             if kind == "device_us":  # by the measure of each
-                ours |= {k: row["triton"]["kernel_us"] for k in rivals if k.startswith("jax") or k == "rlax"}
+                ours |= {k: row["triton"]["kernel_us"] for k in rivals if is_jax(k)}
             worst = max(rivals, key=lambda k: ours[k] / rivals[k], default=None)
             if worst and ours[worst] > 1.05 * rivals[worst]:
                 lost += 1

@@ -64,15 +64,19 @@ def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
         if each >= 192:
             return Plan(32, whole, max(1, whole // 8), 1)
         return Plan(16 if each >= 16 else 8, whole, max(1, whole // 16), 1)
+    if each >= 32:
+        return Plan(32, 64, 4, triton.cdiv(time, 64), stages=3)
     if each >= 16:
-        return Plan(32 if each >= 32 else 16, 64, 4, triton.cdiv(time, 64), stages=3)
+        return Plan(16, 64, 4, triton.cdiv(time, 64), stages=3)
     if each >= 4:
         return Plan(16, 16, 1, max(4, triton.cdiv(time, 16 * 64)), stages=2)
     if each >= 1 and time <= 2048:
         return Plan(16, 64, 8, 1)
     if each >= 1:
         return Plan(16, 32, 1, triton.cdiv(time, 32 * 32), stages=2)
-    return Plan(8, 128, 8, 1) if time <= 2048 else Plan(16, 128, 4, triton.cdiv(time, 128 * 64))
+    if time <= 2048:
+        return Plan(8, 128, 8, 1)
+    return Plan(8 if rows <= 8 else 16, 128, 4, triton.cdiv(time, 128 * 64))
 
 
 def fold(name: str, t: Tensor, shape: torch.Size, folded: tuple[int, int, int]) -> Tensor:
