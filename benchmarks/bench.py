@@ -172,12 +172,13 @@ def use_jax_cache() -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def compile_rivals(cases: list[tuple[int, int, bool, bool]]) -> None:
+def compile_all(cases: list[tuple[int, int, bool, bool]]) -> None:
     """Into the caches on disk."""
     use_jax_cache()
     for envs, steps, time_major, truncation in cases:
         time_dim = 0 if time_major else 1
         data = window(envs, steps, time_major, truncation)
+        vtrace(**data, gamma=0.99, time_dim=time_dim)
         for name, call in torch_rivals(data, time_dim):
             with suppress(Exception):
                 if "compiled" in name or "associative" in name:
@@ -206,7 +207,7 @@ def main() -> None:
         use_jax_cache()
         todo = sorted((case[:4] for case in grid), key=lambda case: -case[0] * case[1])
         with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
-            list(pool.map(compile_rivals, [todo[i :: args.workers] for i in range(args.workers)]))
+            list(pool.map(compile_all, [todo[i :: args.workers] for i in range(args.workers)]))
         print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
 
     what = {
