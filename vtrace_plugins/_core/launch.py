@@ -128,13 +128,14 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     names += ["targets", "advantages"]
     views = {name: fold(name, given[name], shape, folded) for name in names if isinstance(given[name], Tensor)}
     copied = {name for name, view in views.items() if view.data_ptr() != given[name].data_ptr()}
-    strides = {n: view.stride() for n, view in views.items()}
-    as_values = {n: () if n != "values" and s == strides["values"] else s for n, s in strides.items()}
-    strided = [(i, _POOL.index(n), n, as_values[n]) for i, n in enumerate(names) if n in views]
+    time_is_contiguous = x.values.stride(time_dim) == 1 or time == 1
+    strides: dict[str, tuple[int, ...]] = {n: view.stride() for n, view in views.items()}
+    if time_is_contiguous:  # one offset for all that lie alike; over rows it was measured slower
+        strides |= {n: () for n, s in strides.items() if n != "values" and s == strides["values"]}
+    strided = [(i, _POOL.index(n), n, strides[n]) for i, n in enumerate(names) if n in views]
     bare = [(i, _POOL.index(n)) for i, n in enumerate(CLIPS, len(names)) if isinstance(given[n], Tensor)]
 
     furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
-    time_is_contiguous = x.values.stride(time_dim) == 1 or time == 1
     block_rows, block_time, warps, chunk_tiles, stages = choose(rows, time, time_is_contiguous, multiprocessors(device))
     chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
     grid = (triton.cdiv(rows, block_rows), chunks, 1)
