@@ -123,6 +123,26 @@ def test_a_nan_in_one_episode_changes_no_gradient_of_another(on, plan):
 
 
 @on
+def test_no_gradient_is_left_unwritten(on, plan, monkeypatch):
+    """They are NaN-poisoned before the kernel: what it does not write shows."""
+    empty, empty_strided = torch.empty, torch.empty_strided
+
+    def poisoned(function):
+        def allocate(*args, **kwargs):
+            x = function(*args, **kwargs)
+            return x.fill_(float("nan")) if x.is_floating_point() and not x.is_meta else x
+
+        return allocate
+
+    cases = [tensors(window(rows, T, masked=True), on[1]) for rows, T in [(1, 1), (3, 5), (7, 33)]]
+    cases.append(tensors(window(3, 9, continuation="last_value"), on[1]))
+    monkeypatch.setattr(torch, "empty", poisoned(empty))
+    monkeypatch.setattr(torch, "empty_strided", poisoned(empty_strided))
+    for data in cases:
+        assert all(x.isfinite().all() for x in gradients("triton", data).values())
+
+
+@on
 def test_nothing_but_what_is_wanted_is_computed(on, monkeypatch):
     from vtrace_plugins._core import adjoint_launch
 

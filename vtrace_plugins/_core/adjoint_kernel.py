@@ -7,7 +7,7 @@ reaches the loss through its own target, through the step before's advantage and
 
 That is the forward's recurrence the other way round, and the same scan (``combine``, cuts as b = -1, chunks in two
 passes) solves it. A step needs G_t and G_{t-1}, which the scan gives at once; ``Delta_{t+1}`` is target less value.
-Clips pass a gradient up to and at their bar. Step t-1's inputs are read once more: the cache has them.
+Step t-1's inputs are read once more: the cache has them.
 """
 
 import triton
@@ -23,7 +23,7 @@ from vtrace_plugins._core.kernels import (
     combine,
     combine_with_rest,
     entering,
-    limit,
+    is_clipped,
     then,
 )
 
@@ -180,15 +180,15 @@ def adjoint_kernel(
             rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
             by_advantage = read(grad_advantages, outer, t, inner, real).to(COMPUTE)
             q = by_advantage
-            above = w > limit(rho_bar, rho_bar_pointer, COMPUTE)
-            by_log_ratio = tl.where(above, 0.0, w * g * (reward + discount * next_value - value))
-            passes = goes_on & ~(w > limit(c_bar, c_bar_pointer, COMPUTE))
-            by_log_ratio += tl.where(passes, w * lambda_ * discount * g * delta_ahead, 0.0)
+            clipped = is_clipped(w, rho_bar, rho_bar_pointer, COMPUTE)
+            by_log_ratio = tl.where(clipped, 0.0, w * g * (reward + discount * next_value - value))
+            traced = goes_on & ~is_clipped(w, c_bar, c_bar_pointer, COMPUTE)
+            by_log_ratio += tl.where(traced, w * lambda_ * discount * g * delta_ahead, 0.0)
             if WEIGHTED:
                 q = q * clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
                 unweighted = reward + discount * priced - value
-                above = w > limit(pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
-                by_log_ratio += tl.where(above, 0.0, w * by_advantage * unweighted)
+                clipped = is_clipped(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
+                by_log_ratio += tl.where(clipped, 0.0, w * by_advantage * unweighted)
             by_reward = rho * g + q
             by_value = by_target - by_reward
             if CONTINUATION != NEXT:  # this value is also what the step before calls its next one

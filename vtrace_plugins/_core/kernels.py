@@ -60,10 +60,15 @@ def limit(bar, bar_pointer, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def is_clipped(w, bar, bar_pointer, COMPUTE: tl.constexpr):
+    """Where w has no gradient. It has one at the bar, where every ratio is on-policy; NaN is not clipped."""
+    return w > limit(bar, bar_pointer, COMPUTE)
+
+
+@triton.jit
 def clip(w, bar, bar_pointer, COMPUTE: tl.constexpr):
-    """min(bar, w), written so that NaN stays NaN."""
-    most = limit(bar, bar_pointer, COMPUTE)
-    return tl.where(w > most, most, w)
+    """min(bar, w)"""
+    return tl.where(is_clipped(w, bar, bar_pointer, COMPUTE), limit(bar, bar_pointer, COMPUTE), w)
 
 
 @triton.jit
