@@ -177,25 +177,6 @@ def test_the_operator_passes_opcheck(on):
     torch.library.opcheck(backward, (targets, targets, targets, [], *given))
 
 
-@on
-def test_one_compilation_serves_all_shapes(on):
-    from torch._dynamo.testing import CompileCounter
-
-    counter = CompileCounter()
-
-    def loss(data):
-        result = vtrace(**data, gamma=0.97, backend="triton")
-        return result.targets.square().sum() + result.advantages.sum()
-
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=counter)
-    for rows, T in ((3, 12), (4, 13), (5, 40), (2, 9)):
-        data = tensors(window(rows, T), on[1])
-        data["values"].requires_grad_()
-        wanted = torch.autograd.grad(loss(data), data["values"])
-        torch.testing.assert_close(torch.autograd.grad(compiled(data), data["values"]), wanted)
-    assert counter.frame_count == 1
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("time_first", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (70, 33), (5, 2049), (2, 70_001), (1000, 130), (300, 700)], ids=str)

@@ -136,18 +136,42 @@ def test_dispatch_modes_see_the_call(on):
     assert result.targets.shape == data["values"].shape and result.targets.device == data["values"].device
 
 
-@pytest.mark.parametrize("on", [("triton", "cpu"), pytest.param(("triton", "cuda"), marks=pytest.mark.gpu)])
-def test_one_compilation_serves_all_shapes(on):
-    """The operator's; the torch backend is a Python loop to the compiler, unrolled anew for each length."""
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_one_compilation_serves_all_shapes(backend, device):
+    on = (backend, device)
     counter = CompileCounter()
-    compiled = torch.compile(
-        lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, dynamic=True, backend=counter
-    )
-    for rows, T in ((3, 12), (4, 13), (5, 40), (2, 9)):
-        data = inputs(on, rows, T)
-        for x, y in zip(compiled(data), vtrace(**data, gamma=0.97, backend=on[0]), strict=True):
-            torch.testing.assert_close(x, y)
-    assert counter.frame_count == 1
+
+    def loss(data):
+        result = vtrace(**data, gamma=0.97, backend=on[0])
+        return result.targets.square().sum() + result.advantages.sum()
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=counter)
+    for rows, T in ((3, 12), (4, 13), (5, 40), (2, 9), (2, 300)):
+        data = inputs(on, rows, T, dtype=torch.float64)
+        torch.testing.assert_close(compiled(data), loss(data))
+        data["values"].requires_grad_()
+        wanted = torch.autograd.grad(loss(data), data["values"])
+        torch.testing.assert_close(torch.autograd.grad(compiled(data), data["values"]), wanted)
+    assert counter.frame_count == 2  # with and without a gradient
+
+
+def test_the_torch_backends_scan_passes_opcheck():
+    a, b, cut = torch.randn(12, 3), torch.rand(12, 3), torch.rand(12, 3) < 0.2
+    cut[-1] = True
+    torch.library.opcheck(torch.ops.vtrace_plugins.linear_scan.default, (a, b, cut))
+
+
+def test_vmap_under_a_compiler():
+    data = {k: x.view(4, 3, 12) for k, x in inputs(("torch", "cpu"), rows=12).items()}
+    data["log_mu"] = data["log_mu"][0]  # not batched
+
+    def function(data):
+        dims = {k: None if k == "log_mu" else 0 for k in data}
+        return torch.func.vmap(lambda data: tuple(vtrace(**data, gamma=0.97)), in_dims=(dims,))(data)
+
+    for x, y in zip(torch.compile(function, fullgraph=True, backend="aot_eager")(data), function(data), strict=True):
+        torch.testing.assert_close(x, y)
 
 
 def test_deterministic_algorithms(on):

@@ -74,6 +74,33 @@ def _linear_scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
     return torch.where(cut, a, a + b * entering).reshape(chunks * loop, *a.shape[2:])[:T]
 
 
+def _scan_batch(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+    """The operator under vmap: time stays first, the batch goes last."""
+    batched = (
+        x.unsqueeze(-1).expand(*x.shape, info.batch_size) if dim is None else x.movedim(dim, -1)
+        for x, dim in zip(inputs, in_dims, strict=True)
+    )
+    return torch.ops.vtrace_plugins.linear_scan.default(*batched), -1
+
+
+# To a compiler the scan is one operator: its loops depend on the length, and would be unrolled anew for each.
+_NAME = "vtrace_plugins::linear_scan"
+_library = torch.library.Library("vtrace_plugins", "FRAGMENT")
+_library.define("linear_scan(Tensor a, Tensor b, Tensor cut) -> Tensor")
+_library.impl("linear_scan", _linear_scan, "CompositeExplicitAutograd")
+torch.library.register_fake(_NAME, lambda a, b, cut: a.new_empty(a.shape), lib=_library)
+torch.library.register_vmap(_NAME, _scan_batch, lib=_library)
+
+
+def _scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
+    result: Tensor
+    if torch.compiler.is_compiling():
+        result = torch.ops.vtrace_plugins.linear_scan.default(a, b, cut)
+    else:
+        result = _linear_scan(a, b, cut)
+    return result
+
+
 class LinearScan(torch.autograd.Function):
     """The recurrence with its adjoint, which is the same recurrence run the other way in time.
 
@@ -85,7 +112,7 @@ class LinearScan(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
-        return _linear_scan(a, b, cut)
+        return _scan(a, b, cut)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
