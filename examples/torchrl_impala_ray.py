@@ -16,6 +16,7 @@ from pathlib import Path
 import ray
 from cartpole import ENVS, STEPS, asynchronous_arguments, environments, learn
 from ray.exceptions import RayActorError
+from torch.distributed import DistStoreError
 from torchrl.collectors import Collector
 from torchrl.collectors.distributed import RayCollector
 from torchrl.modules import ProbabilisticActor
@@ -44,7 +45,8 @@ def main() -> None:
             sync=False,
         )
 
-    learn(args, make_collector, lambda error: isinstance(error, RayActorError))
+    # TorchRL waits a minute for an actor to fetch its weights; one that takes longer counts as dead.
+    learn(args, make_collector, lambda error: isinstance(error, (RayActorError, DistStoreError)))
     ray.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""The examples run, on a budget; what they reach with the whole one is in their docstrings."""
+"""The examples, and a benchmark like them, run on a budget; what they reach with a whole one is in their docstrings."""
 
 import subprocess
 import sys
@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         (["torchrl_impala_async.py", "--frames", "3000"], "updates on average"),
         (["torchrl_appo.py", "--frames", "3000"], "updates on average"),
         (["torchrl_impala_ray.py", "--frames", "3000"], "updates on average"),
+        (["../benchmarks/torchrl_step.py", "--shapes", "8x16", "--repeats", "1"], "faster by"),
         (["sb3_ppo.py", "--steps", "2048"], "vtrace/ess"),
         (["sb3_contrib.py", "--steps", "256"], "recurrent: mean return"),
     ],
