@@ -1,13 +1,14 @@
 """A long random campaign of every backend against the float64 loop, wider than the property tests.
 
     python tests/fuzz.py --windows 20000 --out benchmarks/results/fuzz_cpu.json
-    python tests/fuzz.py --device cuda --windows 2000 --workers 14 --out benchmarks/results/fuzz_h200.json
+    python tests/fuzz.py --device cuda --windows 100000 --styles 40 --workers 14 --out benchmarks/results/fuzz_h200.json
 
 Draws shapes, time dimensions, strides (holes, time-major memory, zero strides from ``expand``), a dtype a tensor, flags
 of any dtype, padding, every option as a number or a tensor; and then poisons one step of one episode (NaN, inf,
 denormals, huge values and ratios) and wants every bit outside of that episode unchanged. A window is reproduced by its
 number: ``--first 1234 --windows 1``. Exit status 1 if anything disagreed.
-On a GPU nearly every window is a new variant of the kernel, which takes most of a second to compile.
+On a GPU nearly every window is a new variant of the kernel, which takes most of a second to compile; with ``--styles``
+the windows share so many combinations of dtypes, layouts and options, and differ in shapes, numbers and data.
 """
 
 from __future__ import annotations
@@ -47,14 +48,15 @@ Outcome = tuple[Counter[str], dict[str, float], list[str]]
 class Window:
     """One random call: float64 arrays ``[rows, T]`` for the oracle, and tensors of other clothes for ``vtrace``."""
 
-    def __init__(self, seed: int, most: int) -> None:
+    def __init__(self, seed: int, most: int, styles: int | None = None) -> None:
         rng = self.rng = np.random.default_rng(seed)
+        style = np.random.default_rng([seed % styles]) if styles else rng  # what decides on the kernel's variant
         self.T = int(np.exp(rng.uniform(0, np.log(most))))
-        self.batch = tuple(int(x) for x in rng.integers(1, 5, size=rng.integers(0, 3)))
+        self.batch = tuple(int(x) for x in rng.integers(1, 5, size=style.integers(0, 3)))
         if math.prod(self.batch) * self.T > 2 * most:
             self.batch = ()
         self.rows = math.prod(self.batch)
-        self.time_dim = int(rng.integers(0, len(self.batch) + 1))
+        self.time_dim = int(style.integers(0, len(self.batch) + 1))
         shape = (self.rows, self.T)
         boundaries = rng.choice([0.0, 0.02, 0.1, 0.5, 1.0])
         log_mu = rng.normal(size=shape) - 1
@@ -65,35 +67,35 @@ class Window:
             "rewards": rng.normal(size=shape),
             "terminated": rng.random(shape) < boundaries,
         }
-        continuation = rng.choice(["bootstrap_values", "last_value", "next_values"])
+        continuation = style.choice(["bootstrap_values", "last_value", "next_values"])
         self.data[continuation] = rng.normal(size=self.rows if continuation == "last_value" else shape)
         if continuation != "last_value":
-            if rng.random() < 0.7:
+            if style.random() < 0.7:
                 self.data["truncated"] = rng.random(shape) < boundaries
-            if rng.random() < 0.3:
+            if style.random() < 0.3:
                 self.data["mask"] = rng.random(shape) < rng.choice([0.5, 0.95])
         self.options = {
             "gamma": float(rng.choice([0.0, 0.5, 0.97, 0.99, 1.0])),
             "rho_bar": float(rng.choice([0.0, 0.5, 1.0, 3.7, math.inf])),
             "c_bar": float(rng.choice([0.0, 0.5, 1.0])),  # above 1, long products leave the float range
-            "pg_rho_bar": None if rng.random() < 0.5 else float(rng.choice([0.9, 2.2])),
-            "lam": float(rng.choice([0.0, 0.9, 1.0])),
-            "weight_advantages": bool(rng.random() < 0.5),
+            "pg_rho_bar": None if style.random() < 0.5 else float(rng.choice([0.9, 2.2])),
+            "lam": float(style.choice([0.0, 0.9, 1.0])),
+            "weight_advantages": bool(style.random() < 0.5),
         }
-        if rng.random() < 0.2:
+        if style.random() < 0.2:
             self.data["gamma"] = self.options["gamma"] ** rng.integers(1, 4, size=shape)
-        common = FLOATS[rng.choice(4, p=[0.3, 0.4, 0.15, 0.15])]
-        mixed = rng.random() < 0.3
+        common = FLOATS[style.choice(4, p=[0.3, 0.4, 0.15, 0.15])]
+        mixed = style.random() < 0.3
         self.clothes = {}
         for name, x in self.data.items():
-            dtype = FLOATS[rng.integers(4)] if mixed else common
-            dtype = FLAGS[rng.integers(len(FLAGS))] if x.dtype == bool else dtype
-            layout = rng.choice(["plain", "holes", "time-major", "expanded"], p=[0.4, 0.2, 0.2, 0.2])
+            dtype = FLOATS[style.integers(4)] if mixed else common
+            dtype = FLAGS[style.integers(len(FLAGS))] if x.dtype == bool else dtype
+            layout = style.choice(["plain", "holes", "time-major", "expanded"], p=[0.4, 0.2, 0.2, 0.2])
             self.clothes[name] = (dtype, layout)
             if layout == "expanded" and x.ndim == 2:
                 x = np.repeat(x[:1], self.rows, 0)
             self.data[name] = x if x.dtype == bool else torch.as_tensor(x).to(dtype).double().numpy()
-        self.as_tensors = {name for name in ("gamma", "rho_bar", "c_bar") if rng.random() < 0.2}
+        self.as_tensors = {name for name in ("gamma", "rho_bar", "c_bar") if style.random() < 0.2}
 
     def dressed(self, data: dict[str, np.ndarray], device: str) -> dict[str, object]:
         tensors: dict[str, object] = {
@@ -151,12 +153,12 @@ class Window:
         return data, episodes == episodes[row, t]
 
 
-def check(seed: int, device: str, most: int) -> Outcome:
+def check(seed: int, device: str, most: int, styles: int | None = None) -> Outcome:
     """Everything about one window: what was run, the largest error in units of the tolerance, what disagreed."""
     ran: Counter[str] = Counter()
     worst: dict[str, float] = {}
     wrong = []
-    window = Window(seed, most)
+    window = Window(seed, most, styles)
     named = window.options | ({"gamma": window.data["gamma"]} if "gamma" in window.data else {})
     expected = oracle.loop(**{k: x for k, x in window.data.items() if k != "gamma"}, **named)
     backends = ["torch", "triton"] if device == "cuda" else ["reference", "torch"]
@@ -194,10 +196,10 @@ def merged(outcomes: Iterable[Outcome]) -> Outcome:
     return ran, worst, wrong
 
 
-def campaign(seeds: range, device: str, most: int) -> Outcome:
+def campaign(seeds: range, device: str, most: int, styles: int | None = None) -> Outcome:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="triton.runtime.interpreter")  # NumPy's, on NaN and inf
-    return merged(check(seed, device, most) for seed in seeds)
+    return merged(check(seed, device, most, styles) for seed in seeds)
 
 
 def main() -> int:
@@ -206,6 +208,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first window, which is its seed")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--longest", type=int, default=200, help="steps of the longest window")
+    parser.add_argument("--styles", type=int, help="how many combinations of dtypes, layouts and options")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the summary as JSON")
     parser.add_argument("--commit", help="the commit that is tested, where this copy has no git history")
@@ -220,12 +223,13 @@ def main() -> int:
         for first in range(args.first, args.first + args.windows, each)
     ]
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
-        futures = pool.map(campaign, parts, [args.device] * len(parts), [args.longest] * len(parts))
+        futures = pool.map(campaign, parts, *([x] * len(parts) for x in (args.device, args.longest, args.styles)))
         ran, worst, wrong = merged(tqdm(futures, total=len(parts), unit_scale=each, unit="window", disable=None))
     summary = {
         "windows": args.windows,
         "first seed": args.first,
         "longest window": args.longest,
+        "styles": args.styles,
         "runs": dict(ran),
         "largest error, in tolerances": {k: round(x, 3) for k, x in worst.items()},
         "disagreements": len(wrong),

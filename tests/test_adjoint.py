@@ -1,7 +1,5 @@
 """The fused gradient against autograd through the torch backend, which gradcheck holds."""
 
-import itertools
-
 import pytest
 import torch
 from helpers import TOLERANCE, tensors, window
@@ -29,7 +27,7 @@ def gradients(backend, data, only=("targets", "advantages"), **options):
     if "gamma" in data:
         del options["gamma"]
     leaves = {k: x.detach().requires_grad_(x.is_floating_point()) for k, x in data.items()}
-    for _ in range(2):
+    for _ in range(2 if backend == "triton" else 1):
         result = vtrace(**leaves, **options, backend=backend)
     torch.manual_seed(0)
     weights = torch.randn(result.targets.shape, dtype=torch.float64).to(result.targets)
@@ -55,7 +53,7 @@ def assert_same(actual, expected, tolerance=None):
 )
 def test_all_inputs(on, plan, continuation, masked, lam):
     data = tensors(window(3, 21, continuation=continuation, masked=masked), on[1])
-    for weighted, by_step in itertools.product((True, False), repeat=2):
+    for weighted, by_step in ((True, True), (False, False)):
         if by_step:
             data["gamma"] = torch.rand(3, 21, dtype=torch.float64, device=on[1])
         options = CLIPS | {"lam": lam, "weight_advantages": weighted}
@@ -134,7 +132,7 @@ def test_no_gradient_is_left_unwritten(on, plan, monkeypatch):
 
         return allocate
 
-    cases = [tensors(window(rows, T, masked=True), on[1]) for rows, T in [(1, 1), (3, 5), (7, 33)]]
+    cases = [tensors(window(rows, T, masked=True), on[1]) for rows, T in [(1, 1), (3, 11)]]
     cases.append(tensors(window(3, 9, continuation="last_value"), on[1]))
     monkeypatch.setattr(torch, "empty", poisoned(empty))
     monkeypatch.setattr(torch, "empty_strided", poisoned(empty_strided))
