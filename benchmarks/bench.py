@@ -290,8 +290,12 @@ def on_every_gpu(function: Callable[[Any], Any], cases: list[Any], seconds: floa
 
 
 def report_losses(rows: list[dict]) -> None:
-    """Print where a rival is more than 5 % faster."""
+    """Print at how many sizes each rival was measured, and where one is more than 5 % faster."""
     own = ("copy", "triton", "torch")
+    rivals = {name for row in rows for name, figures in row.items() if isinstance(figures, dict)} - {*own}
+    for name in sorted(rivals):
+        counts = [sum(bool(row.get(name, {}).get(kind)) for row in rows) for kind in ("device_us", "call_us")]
+        print(f"{name}: device {counts[0]}, call {counts[1]} of {len(rows)} sizes")
     for kind in ("device_us", "call_us"):
         lost = 0
         for row in rows:

@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -197,8 +197,11 @@ def _jax_functions(time_dim: int, truncation: bool) -> dict[str, Any]:
         return finish(values, rewards, rho, next_value, cut, delta)
 
     functions = {"jax.lax.scan": scan, "jax.lax.associative_scan": associative}
-    if not truncation and find_spec("rlax"):  # which cannot cut at a truncated step and go on from its bootstrap
-        import rlax
+    rlax = None
+    if not truncation:  # it cannot cut at a truncated step and go on from its bootstrap
+        with suppress(ImportError):
+            import rlax
+    if rlax:
 
         def with_rlax(log_pi, log_mu, values, rewards, terminated, _, after):
             following = jnp.append(values[1:], after)

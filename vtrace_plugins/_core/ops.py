@@ -1,6 +1,8 @@
-"""The Triton kernel as a PyTorch operator, ``torch.ops.vtrace_plugins.vtrace``: eager, fake, autograd and vmap.
+"""From a call to its launch.
 
-Registering it imports no triton; the first call does.
+A plain eager call like an earlier one goes straight to the launch that was prepared for that one (``known_launch``).
+All else (a compiler, a transform, a mode, a subclass) takes the PyTorch operators ``torch.ops.vtrace_plugins.vtrace``
+and ``vtrace_backward``, with fake, autograd and vmap. Registering them imports no triton; the first call does.
 """
 
 from __future__ import annotations
