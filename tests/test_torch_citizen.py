@@ -159,7 +159,9 @@ def test_one_compilation_serves_all_shapes(backend, device):
 def test_the_torch_backends_scan_passes_opcheck():
     a, b, cut = torch.randn(12, 3), torch.rand(12, 3), torch.rand(12, 3) < 0.2
     cut[-1] = True
-    torch.library.opcheck(torch.ops.vtrace_plugins.linear_scan.default, (a, b, cut))
+    operator = torch.ops.vtrace_plugins.linear_scan.default
+    torch.library.opcheck(operator, (a, b, cut))
+    torch.library.opcheck(operator, tuple(x.t().contiguous().t() for x in (a, b, cut)))
 
 
 def test_vmap_under_a_compiler():

@@ -13,12 +13,20 @@ from vtrace_plugins._core.reference import clip_ratio
 # A scan step on fewer elements than this costs its launch, not its arithmetic (CPU and GPU alike).
 _ELEMENTS_PER_STEP = 4096
 _LONGEST_LOOP = 32
+_WIDE_ON_CPU = 512  # from so many rows on, a plain loop is faster there at any length
 
 
 def _ahead(x: Tensor, last: Tensor | float) -> Tensor:
-    """``x[t + 1]`` at t, with ``last`` where there is no next step."""
+    """``x[t + 1]`` at t, with ``last`` where there is no next step; laid out as x is."""
     end = last[None] if isinstance(last, Tensor) else torch.full_like(x[:1], last)
+    if _time_is_inside(x):
+        return torch.cat([x[1:].movedim(0, -1), end.movedim(0, -1)], -1).movedim(-1, 0)
     return torch.cat([x[1:], end])
+
+
+def _time_is_inside(x: Tensor) -> bool:
+    """Whether the steps of a row lie side by side in memory. Operations on mixed layouts cost several times as much."""
+    return x.ndim > 1 and x.shape[0] > 1 and x.stride(0) == 1
 
 
 def _same(x: float | Tensor, y: float | Tensor) -> bool:
@@ -43,14 +51,30 @@ def _scan_by_doubling(a: Tensor, b: Tensor, cut: Tensor) -> tuple[Tensor, Tensor
     return a, b, cut
 
 
+def _loop(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
+    """The scan step by step."""
+    inside = _time_is_inside(a)
+    if inside:  # steps become rows of memory, once
+        a, b, cut = a.contiguous(), b.contiguous(), cut.contiguous()
+    steps = list(zip(a.unbind(0), b.unbind(0), cut.unbind(0), strict=True))
+    xs = [steps[-1][0]]
+    for a_t, b_t, cut_t in steps[-2::-1]:
+        xs.append(torch.where(cut_t, a_t, torch.addcmul(a_t, b_t, xs[-1])))
+    x = torch.stack(xs[::-1])
+    return x.movedim(0, -1).contiguous().movedim(-1, 0) if inside else x
+
+
 def _linear_scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
     """``x_t = a_t`` where cut, else ``a_t + b_t x_{t+1}``, along dim 0. The last step of each row must be cut.
 
     Time is folded into ``[chunks, loop]``: a loop over the steps of all chunks at once, then doubling over the chunks'
-    ends. Short or wide windows are one chunk (a plain loop over at most 32 steps), long ones are mostly doubling.
+    ends. Short or wide windows are one chunk (a plain loop), long ones are mostly doubling.
     """
     T = a.shape[0]
-    loop = T if T <= _LONGEST_LOOP else max(1, min(_LONGEST_LOOP, a.numel() // _ELEMENTS_PER_STEP))
+    wide = a.device.type == "cpu" and a.numel() >= T * _WIDE_ON_CPU
+    if T <= _LONGEST_LOOP or wide:
+        return _loop(a, b, cut)
+    loop = max(1, min(_LONGEST_LOOP, a.numel() // _ELEMENTS_PER_STEP))
     chunks = -(-T // loop)
     padding = chunks * loop - T
     if padding:
@@ -58,12 +82,6 @@ def _linear_scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
         a, b = torch.cat([a, pad]), torch.cat([b, pad])
         cut = torch.cat([cut, torch.ones_like(pad, dtype=torch.bool)])
     a, b, cut = (x.reshape(chunks, loop, *x.shape[1:]) for x in (a, b, cut))
-
-    if chunks == 1:  # the end of the window is cut, so nothing enters the loop and b need not be combined
-        xs = [a[0, -1]]
-        for i in range(loop - 2, -1, -1):
-            xs.append(torch.where(cut[0, i], a[0, i], torch.addcmul(a[0, i], b[0, i], xs[-1])))
-        return torch.stack(xs[::-1])
 
     inside = [(a[:, -1], b[:, -1], cut[:, -1])]
     for i in range(loop - 2, -1, -1):
@@ -87,7 +105,7 @@ def _scan_batch(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> 
 _NAME = "vtrace_plugins::linear_scan"
 _library = torch.library.Library("vtrace_plugins", "FRAGMENT")
 _library.define("linear_scan(Tensor a, Tensor b, Tensor cut) -> Tensor")
-_library.impl("linear_scan", _linear_scan, "CompositeExplicitAutograd")
+_library.impl("linear_scan", lambda a, b, cut: _linear_scan(a, b, cut).contiguous(), "CompositeExplicitAutograd")
 torch.library.register_fake(_NAME, lambda a, b, cut: a.new_empty(a.shape), lib=_library)
 torch.library.register_vmap(_NAME, _scan_batch, lib=_library)
 
@@ -134,10 +152,10 @@ def vtrace_torch(x: Inputs) -> tuple[Tensor, Tensor]:
     """As :func:`~vtrace_plugins._core.reference.vtrace_reference`, term by term, without its loop."""
     log_ratio, rewards, values, gamma, term = x.log_pi - x.log_mu, x.rewards, x.values, x.gamma, x.terminated
     if x.mask is None:
-        end = torch.cat([torch.zeros_like(term[1:]), torch.ones_like(term[:1])])
+        end = _ahead(torch.zeros_like(term), True)
         unread = term
     else:
-        end = ~torch.cat([x.mask[1:], torch.zeros_like(x.mask[:1])])
+        end = ~_ahead(x.mask, False)
         term = term & x.mask
         unread = term | ~x.mask
         log_ratio, rewards, values = (torch.where(x.mask, t, 0.0) for t in (log_ratio, rewards, values))
