@@ -97,6 +97,33 @@ def test_dtypes(on, plan, dtype):
 
 
 @on
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_values_in_half_precision(on, dtype):
+    """What the trace carries is small beside them: not to be taken from rounded targets."""
+    data = tensors(window(2, 32, continuation="last_value"), on[1], torch.float32)
+    data["values"] = (data["values"] + 1000).to(dtype)
+    data["rewards"], data["last_value"] = data["rewards"] + 10, data["last_value"] + 1000
+    found, wanted = (gradients(backend, data, lam=0.95, c_bar=2.0, rho_bar=2.0) for backend in ("triton", "torch"))
+    for name in ("log_pi", "log_mu"):
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-3, atol=1e-3 * wanted[name].abs().max().item())
+
+
+@on
+@pytest.mark.parametrize("only", ["targets", "advantages"])
+def test_infinite_ratios_and_next_values_where_they_do_not_count(on, only):
+    data = tensors(window(2, 9, continuation="next_values", boundaries=0.0), on[1])
+    if only == "targets":
+        data["log_pi"][:, 4] = 1000.0
+    else:
+        data["next_values"][:, 0] = float("inf")
+        data["log_pi"][:, 0] = data["log_mu"][:, 0] + 0.5  # above rho_bar, below pg_rho_bar
+    options = {"rho_bar": 0.5, "c_bar": 0.5, "pg_rho_bar": float("inf") if only == "targets" else 2.0}
+    found, wanted = (gradients(backend, data, (only,), **options) for backend in ("triton", "torch"))
+    for name in found:
+        torch.testing.assert_close(found[name], wanted[name])
+
+
+@on
 def test_mixed_dtypes(on):
     data = tensors(window(3, 21), on[1], torch.float32)
     data["values"], data["rewards"] = data["values"].half(), data["rewards"].double()

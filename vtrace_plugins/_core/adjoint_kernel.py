@@ -105,6 +105,7 @@ def adjoint_kernel(
     chunk_tiles,
     chunks,
     CONTINUATION: tl.constexpr,
+    LAMBDA_IS_ONE: tl.constexpr,
     WEIGHTED: tl.constexpr,
     COMPUTE: tl.constexpr,
     INDEX: tl.constexpr,
@@ -142,7 +143,7 @@ def adjoint_kernel(
         last_is_cut = last_is_cut | flags(truncated, outer, t - 1, inner, has_last)
         last_w = ratio(log_pi, log_mu, outer, t - 1, inner, has_last, COMPUTE)
         last_q = read(grad_advantages, outer, t - 1, inner, has_last).to(COMPUTE)
-        if WEIGHTED:
+        if WEIGHTED and grad_advantages is not None:  # else 0, however large the weight
             last_q = last_q * clip(last_w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
         last_discount = discounts(step_gamma, gamma, outer, t - 1, inner, has_last, COMPUTE)
         last_c = lambda_ * clip(last_w, c_bar, c_bar_pointer, COMPUTE)
@@ -175,7 +176,8 @@ def adjoint_kernel(
             if CONTINUATION != NEXT:
                 next_value = tl.where(cut, next_value, value_ahead)
             delta_ahead = target_ahead - value_ahead  # 0 where cut
-            priced = tl.where(cut, next_value, next_value + lambda_ * (target_ahead - next_value))
+            priced = target_ahead if LAMBDA_IS_ONE else next_value + lambda_ * (target_ahead - next_value)
+            priced = tl.where(cut, next_value, priced)
 
             rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
             by_advantage = read(grad_advantages, outer, t, inner, real).to(COMPUTE)
@@ -184,7 +186,7 @@ def adjoint_kernel(
             by_log_ratio = tl.where(clipped, 0.0, w * g * (reward + discount * next_value - value))
             traced = goes_on & ~is_clipped(w, c_bar, c_bar_pointer, COMPUTE)
             by_log_ratio += tl.where(traced, w * lambda_ * discount * g * delta_ahead, 0.0)
-            if WEIGHTED:
+            if WEIGHTED and grad_advantages is not None:
                 q = q * clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
                 unweighted = reward + discount * priced - value
                 clipped = is_clipped(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
@@ -192,9 +194,11 @@ def adjoint_kernel(
             by_reward = rho * g + q
             by_value = by_target - by_reward
             if CONTINUATION != NEXT:  # this value is also what the step before calls its next one
-                last_rho = clip(last_w, rho_bar, rho_bar_pointer, COMPUTE)
-                by_value += tl.where(last_is_cut, 0.0, last_discount * (last_rho * last_g + (1 - lambda_) * last_q))
-            by_next = discount * (rho * g + tl.where(cut, q, (1 - lambda_) * q))
+                last_by_next = clip(last_w, rho_bar, rho_bar_pointer, COMPUTE) * last_g
+                if not LAMBDA_IS_ONE:
+                    last_by_next += (1 - lambda_) * last_q
+                by_value += tl.where(last_is_cut, 0.0, last_discount * last_by_next)
+            by_next = discount * (rho * g + tl.where(cut, q, 0.0 if LAMBDA_IS_ONE else (1 - lambda_) * q))
 
             write(grad_log_pi, outer, t, inner, exists, by_log_ratio)
             write(grad_log_mu, outer, t, inner, exists, -by_log_ratio)

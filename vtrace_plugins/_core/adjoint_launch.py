@@ -26,7 +26,10 @@ def gradients(
 
     ``x`` has passed the checks and is not empty; ``wanted`` are floating inputs, the clips not among them.
     """
-    shape, device = x.values.shape, x.values.device
+    shape, device, dtype = x.values.shape, x.values.device, compute_dtype(x)
+    if targets.dtype is not dtype:  # they were rounded, and their distance from the values counts
+        exact = x._replace(values=x.values.to(dtype))
+        targets, _ = launch.prepare(exact)(exact)
     outer, time, inner = folded = folded_shape(shape, x.time_dim)
     rows = outer * inner
     results = empty_gradients(x, wanted)
@@ -45,7 +48,6 @@ def gradients(
     plan = launch.choose(rows, time, time_is_contiguous, launch.multiprocessors(device))
     block_rows, block_time, warps, chunk_tiles, _ = plan
     chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
-    dtype = compute_dtype(x)
     summaries = torch.empty((2, chunks, rows), dtype=dtype, device=device) if chunks > 1 else (None, None)
     furthest = max(
         sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views if t is not None
@@ -59,6 +61,7 @@ def gradients(
         x.lam,
         *(rows, time, inner, chunk_tiles, chunks),
         CONTINUATIONS[continuation],
+        x.lam == 1,
         x.weight_advantages,
         tl.float64 if dtype is torch.float64 else tl.float32,
         tl.int64 if furthest >= 2**31 else tl.int32,
