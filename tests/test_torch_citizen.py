@@ -176,6 +176,14 @@ def test_vmap_under_a_compiler():
         torch.testing.assert_close(x, y)
 
 
+def test_autocast_changes_nothing(on):
+    data = inputs(on)
+    wanted = vtrace(**data, gamma=0.97, backend=on[0])
+    with torch.autocast(on[1], dtype=torch.bfloat16):
+        found = vtrace(**data, gamma=0.97, backend=on[0])
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
+
+
 def test_deterministic_algorithms(on):
     """Nothing in here needs an algorithm that torch cannot promise, in either direction."""
     data = inputs(on)
@@ -331,6 +339,20 @@ def test_cuda_graph(backend):
     graph.replay()
     for x, y in zip(result, vtrace(**data, gamma=0.97, backend=backend), strict=True):
         assert torch.equal(x, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_compiled_into_cuda_graphs(backend):
+    data = inputs((backend, "cuda"), rows=64, T=100)
+    compiled = torch.compile(
+        lambda data: tuple(vtrace(**data, gamma=0.97, backend=backend)), fullgraph=True, mode="reduce-overhead"
+    )
+    for _ in range(3):  # warm-up, capture, replay
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [x.clone() for x in compiled(data)]
+    for x, y in zip(found, vtrace(**data, gamma=0.97, backend=backend), strict=True):
+        torch.testing.assert_close(x, y)
 
 
 @pytest.mark.gpu
