@@ -74,3 +74,82 @@ def test_a_nan_behind_a_cut_reaches_no_gradient_before_it(on):
 def test_nothing_is_kept_without_gradients(on):
     result = vtrace(**tensors(window(2, 5), on[1]), gamma=0.9, backend=on[0])
     assert result.targets.grad_fn is None and not result.advantages.requires_grad
+
+
+def plain(device, **more):
+    """A window that asks for a gradient by its values only."""
+    data = tensors(window(2, 6), device, torch.float32) | more
+    return data | {"values": data["values"].requires_grad_()}
+
+
+def test_flags_have_no_gradient(on):
+    backend, device = on
+    data = plain(device, terminated=torch.zeros(2, 6, device=device, requires_grad=True))
+    for _ in range(2):
+        vtrace(**data, gamma=0.9, backend=backend).targets.sum().backward()
+    assert data["terminated"].grad is None
+
+
+def test_the_gradient_at_and_above_a_clip_under_vmap(on):
+    backend, device = on
+    if backend == "triton":
+        pytest.skip("takes no batch of clips")
+    one = torch.ones(1, 3, dtype=torch.float64, device=device)
+    log_pi = torch.tensor([[[0.0, 0.5, 1000.0]]], dtype=torch.float64, device=device, requires_grad=True)
+
+    def targets(log_pi, bar):
+        options = {"last_value": one[:, 0], "gamma": 0.9, "rho_bar": bar, "c_bar": bar, "backend": backend}
+        return vtrace(log_pi, 0 * one, one, 3 * one, one.bool(), **options).targets
+
+    for bars in (torch.ones(1, dtype=torch.float64, device=device), None):
+        bar = 1.0 if bars is None else bars
+        result = torch.func.vmap(targets, in_dims=(0, None if bars is None else 0))(log_pi, bar)
+        (grad,) = torch.autograd.grad(result.sum(), log_pi)
+        assert grad.flatten().tolist() == [2.0, 0.0, 0.0]
+
+
+def test_no_tangent_is_dropped_under_a_compiler(on):
+    """Forward mode is right, or says that it is not there."""
+    backend, device = on
+    data = tensors(window(2, 6), device, torch.float32)
+    values = data.pop("values")
+
+    def tangent(values, backend):
+        call = lambda values: tuple(vtrace(values=values, **data, gamma=0.9, backend=backend))  # noqa: E731
+        return torch.func.jvp(call, (values,), (torch.ones_like(values),))[1]
+
+    try:
+        found = torch.compile(lambda values: tangent(values, backend), backend="eager")(values)
+    except NotImplementedError:
+        assert backend == "triton"
+    else:
+        torch.testing.assert_close(found, tangent(values, "reference"))
+
+
+def test_checkpointed(on):
+    """The recomputation, a later call of its kind, must save what the first one saved."""
+    from torch.utils.checkpoint import checkpoint
+
+    backend, device = on
+    data = plain(device, gamma=torch.tensor(0.9, device=device))
+    result = checkpoint(lambda: vtrace(**data, backend=backend).targets, use_reentrant=False)
+    (grad,) = torch.autograd.grad(result.sum(), data["values"])
+    (wanted,) = torch.autograd.grad(vtrace(**data, backend=backend).targets.sum(), data["values"])
+    assert torch.equal(grad, wanted)
+
+
+def test_data_made_in_inference_mode(on):
+    backend, device = on
+    with torch.inference_mode():
+        rewards = torch.ones(2, 6, device=device)
+    for _ in range(2):
+        vtrace(**plain(device, rewards=rewards), gamma=0.9, backend=backend).targets.sum().backward()
+
+
+def test_no_data_has_a_gradient_too(on):
+    backend, device = on
+    log_pi = torch.zeros(0, 6, device=device, requires_grad=True)
+    none = torch.zeros(0, 6, device=device)
+    result = vtrace(log_pi, none, none, none, none.bool(), next_values=none, gamma=0.9, backend=backend)
+    result.targets.sum().backward()
+    assert log_pi.grad.shape == (0, 6)

@@ -125,6 +125,15 @@ def test_the_operator_passes_opcheck(on):
     assert all(x.requires_grad for x in wanted)
 
 
+def test_compiled_over_memory_that_is_no_view_of_rows(on):
+    x = torch.randn(5, 3, 2, device=on[1]).transpose(1, 2)
+
+    def targets(x):
+        return vtrace(x, x, x, x, x > 9, bootstrap_values=x, gamma=0.9, time_dim=0, backend=on[0]).targets
+
+    torch.testing.assert_close(torch.compile(targets, backend="eager")(x), targets(x))
+
+
 def test_dispatch_modes_see_the_call(on):
     """Fake tensors, flop counters and tracers work at any call, not only under torch.compile."""
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -103,8 +103,9 @@ def vtrace(
     Returns:
         ``VTraceReturns(targets, advantages)``, each with the shape and dtype of ``values``. The computation is in
         float64 if any of log_pi, log_mu, values, rewards or the continuation is, else in float32; gamma and the clips
-        follow. Gradients reach every floating input; pass detached tensors (V-trace users mostly do) and nothing is
-        kept for them.
+        follow. Gradients reach every floating input but the flags; pass detached tensors (V-trace users mostly do) and
+        nothing is kept for them. Where something is, inputs and targets must not be edited in place before the
+        backward: the triton backend has saved them (torch raises if they are).
 
     Raises:
         VTraceError: (a ValueError) for a wrong shape, dtype, device, range or combination of arguments.
@@ -148,10 +149,19 @@ def vtrace(
     inputs = check_inputs(given)
     backend = resolve(backend, values.device)
     if values.numel() == 0:
-        return VTraceReturns(torch.empty_like(values), torch.empty_like(values))
+        return VTraceReturns(_nothing(inputs), _nothing(inputs))
     if backend == "triton":
-        return VTraceReturns(*vtrace_triton(inputs, known))
+        return VTraceReturns(*vtrace_triton(inputs, given, known))
     return VTraceReturns(*on_time_first(vtrace_torch if backend == "torch" else vtrace_reference, inputs))
+
+
+def _nothing(x: Inputs) -> Tensor:
+    """The result of no data. It still depends on what asks for a gradient, so that a loss's backward passes."""
+    result = torch.empty_like(x.values)
+    for t in x:
+        if isinstance(t, Tensor) and t.requires_grad:
+            result = result + t.sum().to(result.dtype)
+    return result
 
 
 def resolve(backend: str, device: torch.device) -> str:

@@ -65,7 +65,7 @@ def empty_results(values: Tensor, time_dim: int) -> tuple[Tensor, Tensor]:
     if not values.is_contiguous():
         try:
             torch.empty_like(values, device="meta").view(folded_shape(values.shape, time_dim))
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # the latter from fake tensors
             values = values.contiguous()
     return torch.empty_like(values), torch.empty_like(values)
 

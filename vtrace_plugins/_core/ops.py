@@ -37,6 +37,7 @@ _library.define(  # ``wanted``: by which of the arguments
 _DATA = Inputs._fields.index("gamma")  # how many of Inputs are tensors or None ...
 _TENSORS = _DATA + 4  # ... and with gamma and the three clips, as tensors
 _CLIPS = range(_DATA + 1, _TENSORS)
+_FLAGS = frozenset(Inputs._fields.index(name) for name in ("terminated", "truncated", "mask"))  # have no gradient
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _NUMBERS = frozenset((float, int, bool))
 
@@ -85,7 +86,7 @@ def signature(x: Inputs) -> tuple[Hashable, ...] | None:
                 return None
             if address == 0 or t.is_neg():
                 return None
-            if gradients and t.requires_grad:
+            if gradients and t.requires_grad and i not in _FLAGS:
                 wanted += (i,)
         elif t is None or kind in _NUMBERS:
             parts.append((kind, t))
@@ -115,15 +116,21 @@ def known_launch(x: Inputs) -> tuple[tuple[Hashable, ...] | None, Launch | None]
     return known, _launches.get(known)
 
 
-def vtrace_triton(x: Inputs, known: tuple[Hashable, ...] | None = None) -> tuple[Tensor, Tensor]:
-    """The backend: the kernel itself for plain eager tensors (``known`` by their signature), else the operator."""
-    if known is not None:
-        return _prepared(x, known, wanted=known[0])(x)
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if transformed and not torch.compiler.is_compiling():
-        result: tuple[Tensor, Tensor] = _Transformable.apply(*_flat(x))
-    else:
-        result = torch.ops.vtrace_plugins.vtrace.default(*_flat(x))
+def vtrace_triton(x: Inputs, given: Inputs, known: tuple[Hashable, ...] | None = None) -> tuple[Tensor, Tensor]:
+    """The backend: the kernel itself for plain eager tensors (``known`` by their signature), else the operator.
+
+    ``x`` is what the checks made of ``given``.
+    """
+    if known is not None:  # launched with what the next such call will be launched with
+        return _prepared(x, known, wanted=known[0])(given)
+    forward_mode = forward_ad._current_level >= 0
+    if torch.compiler.is_compiling():
+        if forward_mode:  # the operator would drop the tangent
+            raise NotImplementedError("vtrace: no forward-mode differentiation on the triton backend")
+    elif forward_mode or torch._C._are_functorch_transforms_active():
+        transformed: tuple[Tensor, Tensor] = _Transformable.apply(*_flat(x))
+        return transformed
+    result: tuple[Tensor, Tensor] = torch.ops.vtrace_plugins.vtrace.default(*_flat(x))
     return result
 
 
@@ -186,15 +193,20 @@ def _gradients(x: Inputs, targets: Tensor, grads: tuple[Tensor | None, ...], wan
     return list(vjp(tuple(torch.zeros_like(targets) if grad is None else grad for grad in grads)))
 
 
+def _savable(t: Tensor | None) -> Tensor | None:
+    """Data made in inference mode is copied: autograd does not save it."""
+    return t if t is None or not t.is_inference() else t.clone()
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:_TENSORS], output[0])
+    ctx.save_for_backward(*map(_savable, inputs[:_TENSORS]), output[0])
     ctx.options = inputs[_TENSORS:]
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, targets = ctx.saved_tensors
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:_TENSORS]) if needed]
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:_TENSORS]) if needed and i not in _FLAGS]
     result: list[Tensor | None] = [None] * (_TENSORS + len(ctx.options))
     for i, grad in zip(wanted, _gradients(_inputs(*tensors, *ctx.options), targets, grads, wanted), strict=True):
         result[i] = grad
@@ -207,7 +219,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, launch: Launch, wanted: tuple[int, ...], x: Inputs, *_: Tensor) -> tuple[Tensor, Tensor]:
         results = launch(x)
-        ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in x), results[0])
+        ctx.save_for_backward(*(_savable(t) if isinstance(t, Tensor) else None for t in x), results[0])
         ctx.others = tuple(None if isinstance(t, Tensor) else t for t in x)
         ctx.wanted = wanted
         ctx.set_materialize_grads(False)

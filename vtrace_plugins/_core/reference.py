@@ -18,9 +18,6 @@ def clip_ratio(log_ratio: Tensor, bar: float | Tensor) -> Tensor:
     The gradient is selected, not multiplied: exp sees 0 where the clip answers, so an overflowing exp (w = inf) does
     not turn the zero into ``0 * inf = NaN``.
     """
-    if not (log_ratio.requires_grad or (isinstance(bar, Tensor) and bar.requires_grad)):  # the same in two operations
-        w = log_ratio.exp()
-        return torch.minimum(w, bar) if isinstance(bar, Tensor) else w.clamp(max=bar)
     above = log_ratio.detach().exp() > bar
     return torch.where(above, bar, torch.where(above, 0.0, log_ratio).exp())
 

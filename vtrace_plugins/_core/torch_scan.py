@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from vtrace_plugins._core.inputs import Inputs
@@ -32,6 +33,21 @@ def _time_is_inside(x: Tensor) -> bool:
 def _same(x: float | Tensor, y: float | Tensor) -> bool:
     """Whether two clips are known to be one, without reading a tensor (which would wait for the GPU)."""
     return x is y or (not isinstance(x, Tensor) and not isinstance(y, Tensor) and x == y)
+
+
+def _clip(log_ratio: Tensor, bar: float | Tensor) -> Tensor:
+    """``clip_ratio``, in two operations where nothing is differentiated."""
+    plain = not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or log_ratio.requires_grad
+        or (isinstance(bar, Tensor) and bar.requires_grad)
+    )
+    if not plain:
+        return clip_ratio(log_ratio, bar)
+    w = log_ratio.exp()
+    return torch.minimum(w, bar) if isinstance(bar, Tensor) else w.clamp(max=bar)
 
 
 def _combine(later: tuple[Tensor, ...], earlier: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +128,7 @@ torch.library.register_vmap(_NAME, _scan_batch, lib=_library)
 
 def _scan(a: Tensor, b: Tensor, cut: Tensor) -> Tensor:
     result: Tensor
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and forward_ad._current_level < 0:  # the operator would drop a tangent
         result = torch.ops.vtrace_plugins.linear_scan.default(a, b, cut)
     else:
         result = _linear_scan(a, b, cut)
@@ -173,8 +189,8 @@ def vtrace_torch(x: Inputs) -> tuple[Tensor, Tensor]:
         next_value = _ahead(values, x.last_value)
     next_value = torch.where(unread, 0.0, next_value)
 
-    rho = clip_ratio(log_ratio, x.rho_bar)
-    c = rho if _same(x.c_bar, x.rho_bar) else clip_ratio(log_ratio, x.c_bar)
+    rho = _clip(log_ratio, x.rho_bar)
+    c = rho if _same(x.c_bar, x.rho_bar) else _clip(log_ratio, x.c_bar)
     alpha = rho * (rewards + gamma * next_value - values)
     beta = torch.where(cut, 0.0, gamma * (c if x.lam == 1 else x.lam * c))
     targets = values + LinearScan.apply(alpha, beta, cut)
@@ -183,7 +199,7 @@ def vtrace_torch(x: Inputs) -> tuple[Tensor, Tensor]:
     mixed = target_next if x.lam == 1 else next_value + x.lam * (target_next - next_value)
     advantages = rewards + gamma * torch.where(cut, next_value, mixed) - values
     if x.weight_advantages:
-        weight = rho if _same(x.pg_rho_bar, x.rho_bar) else clip_ratio(log_ratio, x.pg_rho_bar)
+        weight = rho if _same(x.pg_rho_bar, x.rho_bar) else _clip(log_ratio, x.pg_rho_bar)
         advantages = weight * advantages
     if x.mask is not None:
         targets, advantages = torch.where(x.mask, targets, 0.0), torch.where(x.mask, advantages, 0.0)
