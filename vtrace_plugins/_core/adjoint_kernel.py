@@ -132,32 +132,32 @@ def adjoint_kernel(
     for tile in tl.range(tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)):
         t = ((first + tile) * BLOCK_TIME + i).to(INDEX)
         exists = (row < rows) & (t < T)
-        real, has_next, has_last = exists, exists & (t + 1 < T), exists & (t > 0)
+        real, has_next, has_before = exists, exists & (t + 1 < T), exists & (t > 0)
         if mask is not None:
             real = flags(mask, outer, t, inner, exists)
             has_next = real & flags(mask, outer, t + 1, inner, has_next)
-            has_last = real & flags(mask, outer, t - 1, inner, has_last)
+            has_before = real & flags(mask, outer, t - 1, inner, has_before)
 
         # Of the step before: what it hands on, unless it is cut. Behind a cut nothing is used, though it may be read.
-        last_is_cut = ~has_last | flags(terminated, outer, t - 1, inner, has_last)
-        last_is_cut = last_is_cut | flags(truncated, outer, t - 1, inner, has_last)
-        last_w = ratio(log_pi, log_mu, outer, t - 1, inner, has_last, COMPUTE)
-        last_q = read(grad_advantages, outer, t - 1, inner, has_last).to(COMPUTE)
+        cut_before = ~has_before | flags(terminated, outer, t - 1, inner, has_before)
+        cut_before = cut_before | flags(truncated, outer, t - 1, inner, has_before)
+        w_before = ratio(log_pi, log_mu, outer, t - 1, inner, has_before, COMPUTE)
+        q_before = read(grad_advantages, outer, t - 1, inner, has_before).to(COMPUTE)
         if WEIGHTED and grad_advantages is not None:  # else 0, however large the weight
-            last_q = last_q * clip(last_w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
-        last_discount = discounts(step_gamma, gamma, outer, t - 1, inner, has_last, COMPUTE)
-        last_c = lambda_ * clip(last_w, c_bar, c_bar_pointer, COMPUTE)
+            q_before = q_before * clip(w_before, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
+        discount_before = discounts(step_gamma, gamma, outer, t - 1, inner, has_before, COMPUTE)
+        c_before = lambda_ * clip(w_before, c_bar, c_bar_pointer, COMPUTE)
         by_target = read(grad_targets, outer, t, inner, real).to(COMPUTE)
-        by_target += tl.where(last_is_cut, 0.0, lambda_ * last_discount * last_q)
-        a, b = by_target, tl.where(last_is_cut, -1.0, last_discount * last_c)
+        by_target += tl.where(cut_before, 0.0, lambda_ * discount_before * q_before)
+        a, b = by_target, tl.where(cut_before, -1.0, discount_before * c_before)
 
         if PASS == SUMMARY:
             a, b = tl.associative_scan((a, b), 1, combine)
         else:
             none = tl.zeros(a.shape, COMPUTE)
-            a, b, last_a, last_b = tl.associative_scan((a, b, none, none + 1), 1, combine_with_rest)
+            a, b, a_before, b_before = tl.associative_scan((a, b, none, none + 1), 1, combine_with_rest)
             g, _ = then(a, b, carry_a, carry_b)
-            last_g, _ = then(last_a, last_b, carry_a, carry_b)
+            g_before, _ = then(a_before, b_before, carry_a, carry_b)
 
             term = flags(terminated, outer, t, inner, real)
             bootstraps = (~has_next | flags(truncated, outer, t, inner, real)) & ~term
@@ -166,9 +166,7 @@ def adjoint_kernel(
             counts = real & (~term if CONTINUATION == NEXT else bootstraps)
             value = read(values, outer, t, inner, real).to(COMPUTE)
             reward = read(rewards, outer, t, inner, real).to(COMPUTE)
-            w = tl.exp(
-                read(log_pi, outer, t, inner, real).to(COMPUTE) - read(log_mu, outer, t, inner, real).to(COMPUTE)
-            )
+            w = ratio(log_pi, log_mu, outer, t, inner, real, COMPUTE)
             discount = discounts(step_gamma, gamma, outer, t, inner, real, COMPUTE)
             value_ahead = read(values, outer, t + 1, inner, goes_on).to(COMPUTE)
             target_ahead = read(targets, outer, t + 1, inner, goes_on).to(COMPUTE)
@@ -194,10 +192,10 @@ def adjoint_kernel(
             by_reward = rho * g + q
             by_value = by_target - by_reward
             if CONTINUATION != NEXT:  # this value is also what the step before calls its next one
-                last_by_next = clip(last_w, rho_bar, rho_bar_pointer, COMPUTE) * last_g
+                by_next_before = clip(w_before, rho_bar, rho_bar_pointer, COMPUTE) * g_before
                 if not LAMBDA_IS_ONE:
-                    last_by_next += (1 - lambda_) * last_q
-                by_value += tl.where(last_is_cut, 0.0, last_discount * last_by_next)
+                    by_next_before += (1 - lambda_) * q_before
+                by_value += tl.where(cut_before, 0.0, discount_before * by_next_before)
             by_next = discount * (rho * g + tl.where(cut, q, 0.0 if LAMBDA_IS_ONE else (1 - lambda_) * q))
 
             write(grad_log_pi, outer, t, inner, exists, by_log_ratio)
