@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -97,6 +97,55 @@ def _starts_dependents_early(device: torch.device) -> bool:
     )
 
 
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Within it, kernels go to ``device``."""
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else nullcontext()
+
+
+class Geometry(NamedTuple):
+    """How a kernel goes over the windows, forward or backward."""
+
+    folded: tuple[int, int, int]
+    time_is_contiguous: bool
+    plan: Plan
+    chunks: int
+    grid: tuple[int, int, int]
+
+
+def geometry(x: Inputs) -> Geometry:
+    outer, time, inner = folded = folded_shape(x.values.shape, x.time_dim)
+    time_is_contiguous = x.values.stride(x.time_dim) == 1 or time == 1
+    plan = choose(outer * inner, time, time_is_contiguous, multiprocessors(x.values.device))
+    chunks = triton.cdiv(triton.cdiv(time, plan.block_time), plan.chunk_tiles)
+    return Geometry(folded, time_is_contiguous, plan, chunks, (triton.cdiv(outer * inner, plan.block_rows), chunks, 1))
+
+
+def input_names(x: Inputs) -> list[str]:
+    """The inputs that both kernels begin with, in their order; the continuation is the one that was given."""
+    continuation = next(name for name in CONTINUATIONS if getattr(x, name) is not None)
+    return ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", continuation, "mask", "gamma"]
+
+
+def settled(x: Inputs, where: Geometry, views: Iterable[Tensor]) -> list[Any]:
+    """The kernels' common arguments from ``gamma`` to ``BLOCK_CHUNKS``. ``views``: all that they address."""
+    (outer, time, inner), _, plan, chunks, _ = where
+    furthest = max(sum(size * stride for size, stride in zip(where.folded, t.stride(), strict=True)) for t in views)
+    numbers = (x.gamma, *(getattr(x, name) for name in CLIPS), x.lam)
+    return [
+        *(0.0 if isinstance(number, Tensor) else number for number in numbers),
+        *(outer * inner, time, inner, plan.chunk_tiles, chunks),
+        next(kind for name, kind in CONTINUATIONS.items() if getattr(x, name) is not None),
+        x.lam == 1,
+        x.weight_advantages,
+        tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
+        tl.int64 if furthest >= 2**31 else tl.int32,
+        plan.block_rows,
+        plan.block_time,
+        max(8, triton.next_power_of_2(chunks)),
+    ]
+
+
 @contextmanager
 def _a_compiler_wanted() -> Iterator[None]:
     """Triton's own message about a missing C compiler says what to set, not what to do."""
@@ -117,50 +166,30 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     are 1 or divisible by 16; all of those are in the signature.
     """
     shape, time_dim, device = x.values.shape, x.time_dim, x.values.device
-    outer, time, inner = folded = folded_shape(shape, time_dim)
-    rows = outer * inner
+    where = geometry(x)
+    (outer, time, inner), time_is_contiguous, plan, chunks, grid = where
+    rows, folded, dtype = outer * inner, where.folded, compute_dtype(x)
 
-    continuation = next(name for name in CONTINUATIONS if getattr(x, name) is not None)
     results = empty_results(torch.empty_strided(shape, x.values.stride(), device="meta"), time_dim)
     given: dict[str, Any] = dict(zip(_POOL, (*x, *results), strict=True))
     # The kernel's arguments in its order: these as (pointer, strides), then the clips that are tensors as pointers.
-    names = ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", continuation, "mask", "gamma"]
-    names += ["targets", "advantages"]
+    names = [*input_names(x), "targets", "advantages"]
     views = {name: fold(name, given[name], shape, folded) for name in names if isinstance(given[name], Tensor)}
     copied = {name for name, view in views.items() if view.data_ptr() != given[name].data_ptr()}
-    time_is_contiguous = x.values.stride(time_dim) == 1 or time == 1
     strides: dict[str, tuple[int, ...]] = {n: view.stride() for n, view in views.items()}
     if time_is_contiguous:  # one offset for all that lie alike; over rows it was measured slower
         strides |= {n: () for n, s in strides.items() if n != "values" and s == strides["values"]}
     strided = [(i, _POOL.index(n), n, strides[n]) for i, n in enumerate(names) if n in views]
     bare = [(i, _POOL.index(n)) for i, n in enumerate(CLIPS, len(names)) if isinstance(given[n], Tensor)]
 
-    furthest = max(sum(size * stride for size, stride in zip(folded, t.stride(), strict=True)) for t in views.values())
-    block_rows, block_time, warps, chunk_tiles, stages = choose(rows, time, time_is_contiguous, multiprocessors(device))
-    chunks = triton.cdiv(triton.cdiv(time, block_time), chunk_tiles)
-    grid = (triton.cdiv(rows, block_rows), chunks, 1)
-    dtype = compute_dtype(x)
     summary_places = len(names) + len(CLIPS)
     template = [
         *[None] * (summary_places + 2),
-        *(0.0 if isinstance(given[n], Tensor) else given[n] for n in ("gamma", *CLIPS, "lam")),
-        rows,
-        time,
-        inner,
-        chunk_tiles,
-        chunks,
-        CONTINUATIONS[continuation],  # and the other constants
-        x.lam == 1,
-        x.weight_advantages,
-        tl.float64 if dtype is torch.float64 else tl.float32,
-        tl.int64 if furthest >= 2**31 else tl.int32,
-        block_rows,
-        block_time,
-        max(8, triton.next_power_of_2(chunks)),
-        chunk_tiles == 1,
+        *settled(x, where, views.values()),
+        plan.chunk_tiles == 1,
         not time_is_contiguous,
-        4 if inner % 16 == 0 and block_rows >= 4 else 1,  # ROWS_TOGETHER
-        1 if dtype is torch.float64 else stages,  # whose tiles ahead need not fit into shared memory
+        4 if inner % 16 == 0 and plan.block_rows >= 4 else 1,  # ROWS_TOGETHER
+        1 if dtype is torch.float64 else plan.stages,  # whose tiles ahead need not fit into shared memory
         overlap := chunks > 1 and _starts_dependents_early(device),
     ]
     early: dict[str, bool] = {"launch_pdl": True} if overlap else {}
@@ -191,15 +220,14 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
             arguments[i] = address(pool[place])
         if summaries is not None:
             arguments[summary_places : summary_places + 2] = map(address, summaries)
-        elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-        with torch.cuda.device(device) if elsewhere else nullcontext():
+        with current(device):
             if runs:
                 for run, (which, _) in zip(runs, passes, strict=True):
                     run(*arguments, which)
             else:
                 with _a_compiler_wanted():
                     handles = [
-                        vtrace_kernel[grid](*arguments, which, num_warps=warps, **early) for which, early in passes
+                        vtrace_kernel[grid](*arguments, which, num_warps=plan.warps, **early) for which, early in passes
                     ]
                 compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
         return results
