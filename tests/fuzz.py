@@ -196,10 +196,12 @@ def merged(outcomes: Iterable[Outcome]) -> Outcome:
     return ran, worst, wrong
 
 
-def campaign(seeds: range, device: str, most: int, styles: int | None = None) -> Outcome:
+def campaign(seeds: range, device: str, most: int, styles: int | None = None, deadline: float = math.inf) -> Outcome:
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(os.getpid() % torch.cuda.device_count())
     warnings.filterwarnings("ignore", module="triton.runtime.interpreter")  # NumPy's, on NaN and inf
-    return merged(check(seed, device, most, styles) for seed in seeds)
+    return merged(check(seed, device, most, styles) for seed in seeds if time.time() < deadline)
 
 
 def main() -> int:
@@ -210,23 +212,25 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=200, help="steps of the longest window")
     parser.add_argument("--styles", type=int, help="how many combinations of dtypes, layouts and options")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no window after so many seconds")
     parser.add_argument("--out", type=Path, help="write the summary as JSON")
     parser.add_argument("--commit", help="the commit that is tested, where this copy has no git history")
     args = parser.parse_args()
 
     if args.device == "cpu":  # before triton is imported, here or in a worker
         os.environ["TRITON_INTERPRET"] = "1"
-    start = time.perf_counter()
+    start = time.time()
     each = 50
     parts = [
         range(first, min(first + each, args.first + args.windows))
         for first in range(args.first, args.first + args.windows, each)
     ]
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
-        futures = pool.map(campaign, parts, *([x] * len(parts) for x in (args.device, args.longest, args.styles)))
+        same = (args.device, args.longest, args.styles, start + args.seconds)
+        futures = pool.map(campaign, parts, *([x] * len(parts) for x in same))
         ran, worst, wrong = merged(tqdm(futures, total=len(parts), unit_scale=each, unit="window", disable=None))
     summary = {
-        "windows": args.windows,
+        "windows": ran["torch"],
         "first seed": args.first,
         "longest window": args.longest,
         "styles": args.styles,
@@ -234,7 +238,7 @@ def main() -> int:
         "largest error, in tolerances": {k: round(x, 3) for k, x in worst.items()},
         "disagreements": len(wrong),
         "which": wrong[:20],
-        "seconds": round(time.perf_counter() - start),
+        "seconds": round(time.time() - start),
         "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
         "date": date.today().isoformat(),
         "python": platform.python_version(),

@@ -219,7 +219,9 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         for i, place in bare:
             arguments[i] = address(pool[place])
         if summaries is not None:
-            arguments[summary_places : summary_places + 2] = map(address, summaries)
+            first = summaries.data_ptr()
+            halves: Any = (first, first + summaries.nbytes // 2) if runs else summaries
+            arguments[summary_places : summary_places + 2] = halves
         with current(device):
             if runs:
                 for run, (which, _) in zip(runs, passes, strict=True):

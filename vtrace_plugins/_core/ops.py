@@ -8,7 +8,7 @@ and ``vtrace_backward``, with fake, autograd and vmap. Registering them imports 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -141,7 +141,7 @@ def _prepared(x: Inputs, known: Hashable, wanted: Any = ()) -> Launch:
 
         launch = prepare(x)
         if wanted:
-            launch = partial(_with_gradient, launch, wanted)
+            launch = Recorded(launch, wanted, x)
         if len(_launches) >= _MOST_LAUNCHES:
             _launches.clear()  # triton keeps the compiled code; only the short way to it is forgotten
         if known is not None:
@@ -217,28 +217,47 @@ class _Differentiable(torch.autograd.Function):
     """A prepared launch for plain eager tensors, recorded by autograd: what an operator adds to a call is left out."""
 
     @staticmethod
-    def forward(ctx: Any, launch: Launch, wanted: tuple[int, ...], x: Inputs, *_: Tensor) -> tuple[Tensor, Tensor]:
-        results = launch(x)
-        ctx.save_for_backward(*(_savable(t) if isinstance(t, Tensor) else None for t in x), results[0])
-        ctx.others = tuple(None if isinstance(t, Tensor) else t for t in x)
-        ctx.wanted = wanted
+    def forward(ctx: Any, launch: Recorded, x: Inputs, *_: Tensor) -> tuple[Tensor, Tensor]:
+        results = launch.launch(x)
+        data = launch.data(x)
+        if any(map(Tensor.is_inference, data)):
+            data = tuple(t.clone() if t.is_inference() else t for t in data)
+        ctx.save_for_backward(*data, results[0])
+        ctx.launch = launch
         ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        *tensors, targets = ctx.saved_tensors
-        given: Any = Inputs(*(other if t is None else t for t, other in zip(tensors, ctx.others, strict=True)))
-        wanted = [i for i, needed in zip(ctx.wanted, ctx.needs_input_grad[3:], strict=True) if needed]
+        *data, targets = ctx.saved_tensors
+        given = ctx.launch.given(data)
+        asked = ctx.launch.wanted
+        wanted = [i for i, needed in zip(asked, ctx.needs_input_grad[2:], strict=True) if needed]
         found = dict(zip(wanted, _gradients(check_inputs(given), targets, grads, wanted), strict=True))
         # gamma was expanded
-        by = (found[i].sum_to_size(given[i].shape) if i in found else None for i in ctx.wanted)
-        return None, None, None, *by
+        by = (found[i].sum_to_size(given[i].shape) if i in found else None for i in asked)
+        return None, None, *by
 
 
-def _with_gradient(launch: Launch, wanted: tuple[int, ...], x: Inputs) -> tuple[Tensor, Tensor]:
-    results: tuple[Tensor, Tensor] = _Differentiable.apply(launch, wanted, x, *(x[i] for i in wanted))
-    return results
+class Recorded:
+    """A prepared launch whose results have gradients by the inputs of the indices ``wanted``."""
+
+    def __init__(self, launch: Launch, wanted: tuple[int, ...], like: Inputs) -> None:
+        self.launch, self.wanted = launch, wanted
+        places = [i for i, t in enumerate(like) if isinstance(t, Tensor)]
+        self.data: Callable[[Inputs], tuple[Tensor, ...]] = itemgetter(*places)
+        self._places, self._options = places, [None if isinstance(t, Tensor) else t for t in like]
+
+    def given(self, data: Sequence[Tensor]) -> Any:
+        """The inputs again, whose tensors are ``data``."""
+        given: list[Any] = self._options.copy()
+        for i, t in zip(self._places, data, strict=True):
+            given[i] = t
+        return Inputs(*given)
+
+    def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = _Differentiable.apply(self, x, *[x[i] for i in self.wanted])
+        return results
 
 
 def _vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
