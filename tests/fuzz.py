@@ -123,7 +123,7 @@ class Window:
 
     def run(self, backend: str, device: str, data: dict[str, np.ndarray]) -> list[torch.Tensor]:
         results = vtrace(**self.dressed(data, device), time_dim=self.time_dim, backend=backend)
-        return [x.movedim(self.time_dim, -1).reshape(self.rows, self.T) for x in results]
+        return [x.movedim(self.time_dim, -1).reshape(self.rows, self.T).cpu() for x in results]
 
     def tolerance(self) -> float:
         data = ("log_pi", "log_mu", "values", "rewards", "bootstrap_values", "last_value", "next_values")
@@ -173,12 +173,10 @@ def check(seed: int, device: str, most: int, styles: int | None = None) -> Outco
             for actual, wanted in zip(clean, expected, strict=True):
                 assert_close(actual, wanted, tolerance=window.tolerance())
                 scale = np.maximum(1.0, np.abs(wanted).max(-1, keepdims=True))
-                error = np.abs(actual.double().cpu().numpy() - wanted).max(
-                    initial=0.0, where=np.isfinite(wanted / scale)
-                )
+                error = np.abs(actual.double().numpy() - wanted).max(initial=0.0, where=np.isfinite(wanted / scale))
                 worst[backend] = max(worst.get(backend, 0.0), float(error / scale.max() / window.tolerance()))
             for before, after in zip(clean, window.run(backend, device, dirty), strict=True):
-                same = torch.as_tensor(~may_change, device=before.device)
+                same = torch.as_tensor(~may_change)
                 assert torch.equal(before[same], after[same]), "a poisoned step changed another episode"
         except Exception as error:
             wrong.append(f"{seed} {backend}: {type(error).__name__} {str(error).splitlines()[0][:200]}")

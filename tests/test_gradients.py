@@ -140,10 +140,17 @@ def test_checkpointed(on):
 
 def test_data_made_in_inference_mode(on):
     backend, device = on
+    usual = torch.arange(6.0, device=device).expand(2, 6)  # whose copy has other strides
     with torch.inference_mode():
-        rewards = torch.ones(2, 6, device=device)
-    for _ in range(2):
-        vtrace(**plain(device, rewards=rewards), gamma=0.9, backend=backend).targets.sum().backward()
+        inferred = usual.clone()[:1].expand(2, 6)
+    found = []
+    for rewards in (usual, inferred, inferred):
+        data = plain(device, rewards=rewards)
+        result = vtrace(**data, gamma=0.9, backend=backend)
+        found.append((*result, *torch.autograd.grad(sum(x.sum() for x in result), data["values"])))
+    for later in found[1:]:
+        for x, wanted in zip(later, found[0], strict=True):
+            torch.testing.assert_close(x, wanted)
 
 
 def test_no_data_has_a_gradient_too(on):

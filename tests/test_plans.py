@@ -7,11 +7,16 @@ from helpers import assert_close, call, tensors, window
 
 from vtrace_plugins import vtrace
 
+IN_ORDER, AT_ONCE = 1, 2  # the kernel's, which cannot be imported yet: triton may be missing
 PLANS = {
     "one tile": (2, 32, 1, 1),
+    "one tile, loads in order": (4, 32, 1, 1, 1, IN_ORDER),
+    "one tile, loads at once": (4, 32, 1, 1, 1, AT_ONCE),
+    "one tile, a step a thread": (1, 32, 1, 1, 1, AT_ONCE, 1),
     "tiles": (2, 8, 1, 100),
     "tiles, loads ahead": (4, 8, 1, 100, 3),
     "chunks": (2, 8, 1, 1),
+    "chunks, loads in order": (16, 8, 1, 1, 1, IN_ORDER),
     "chunks of two tiles": (4, 8, 1, 2),
     "chunks of two tiles, loads ahead": (16, 8, 1, 2, 2),
 }
@@ -84,6 +89,24 @@ def test_every_input_at_once_fits_into_what_is_chosen(size, time_dim):
         torch.testing.assert_close(x.movedim(time_dim, 1), y, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.gpu
+def test_a_profilers_hooks_hear_of_every_launch():
+    """A repeated launch goes around triton's own, which calls them."""
+    from triton import knobs
+
+    data, heard = tensors(window(4, 13), "cuda"), []
+    hook = lambda metadata: heard.append(metadata.get()["name"])  # noqa: E731
+    vtrace(**data, gamma=0.97)
+    knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        for _ in range(3):
+            vtrace(**data, gamma=0.97)
+    finally:
+        knobs.runtime.launch_enter_hook.remove(hook)
+    vtrace(**data, gamma=0.97)
+    assert heard == ["vtrace_kernel"] * 3
+
+
 @pytest.mark.parametrize("time_is_contiguous", [True, False], ids=["[N,T]", "[T,N]"])
 @pytest.mark.parametrize("multiprocessors", [1, 20, 132])
 def test_what_is_chosen(time_is_contiguous, multiprocessors):
@@ -102,5 +125,7 @@ def test_what_is_chosen(time_is_contiguous, multiprocessors):
             assert plan.block_time > 8 or plan.warps <= 4, "triton 3.6 fails to compile a scan over 2 with 8 warps"
             assert plan.block_rows * plan.block_time <= 4096
             assert plan.block_rows * chunk_maps <= 1024 or chunks == 1, "held at once as a program enters its chunk"
-            variants.add((*plan[:3], plan.stages, plan.chunk_tiles == 1, max(8, chunk_maps)))
+            variants.add(
+                (*plan[:3], plan.stages, plan.loads.value, plan.run, plan.chunk_tiles == 1, max(8, chunk_maps))
+            )
     assert len(variants) <= 64

@@ -26,7 +26,7 @@ def gradients(
     if targets.dtype is not dtype:  # they were rounded, and their distance from the values counts
         exact = x._replace(values=x.values.to(dtype))
         targets, _ = launch.prepare(exact)(exact)
-    where = launch.geometry(x)
+    where = launch.geometry(x, single_steps=False)
     folded, time_is_contiguous, plan, chunks, grid = where
     outer, _, inner = folded
     results = empty_gradients(x, wanted)

@@ -7,7 +7,7 @@ is never negative, so b = -1 says "cut", and a selection (never a product) keeps
 A program scans tiles ``[rows, time]`` from the end of its time to the start, the next tiles' loads in flight
 (``num_stages``). A thread holds runs of four steps, so a tile is ``[rows, runs, steps]`` and the scan goes over runs:
 their steps are composed in registers, before and after. Where a row's steps lie side by side in memory a run is one
-load, where rows do (ROWS_FIRST) it is four.
+load, where rows do (ROWS_FIRST) it is four. In a few short windows a run is one step: less code for each thread.
 
 A long window of few rows is cut into chunks, over the grid's second dimension: the ``SUMMARY`` pass writes each chunk's
 map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
@@ -23,6 +23,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))  # passes
 BOOTSTRAP, LAST, NEXT = (tl.constexpr(x) for x in range(3))  # bootstrap_values, last_value, next_values
+
+# When a tile that nothing else hides the latency of is loaded. The compiler puts off what it wants last, behind a wait
+# for what it wants first; volatile loads stay in order. The continuation waits for the flags, as it is read only where
+# it counts; AT_ONCE reads it everywhere.
+AS_NEEDED, IN_ORDER, AT_ONCE = (tl.constexpr(x) for x in range(3))
 
 
 @triton.jit
@@ -102,20 +107,21 @@ def like(x, y):
 
 
 @triton.jit
-def load(x, outer, t, inner, exists, where):
+def load(x, outer, t, inner, exists, where, LOADS: tl.constexpr = AS_NEEDED):
     """x of a tile; 0, unread, outside ``where``; that None means where it exists.
 
     ``t`` and ``exists`` are each step's; or each run's first step's and a tuple over the steps of a run, read apart.
     """
+    VOLATILE: tl.constexpr = LOADS != AS_NEEDED
     if len(t.shape) == 3:
-        result = tl.load(at(x, outer, t, inner), mask=exists if where is None else where, other=0)
+        result = tl.load(at(x, outer, t, inner), mask=exists if where is None else where, other=0, volatile=VOLATILE)
     else:
         w0, w1, w2, w3 = exists if where is None else quarters(where)
         result = together(
-            tl.load(at(x, outer, t, inner), mask=w0, other=0),
-            tl.load(at(x, outer, t + 1, inner), mask=w1, other=0),
-            tl.load(at(x, outer, t + 2, inner), mask=w2, other=0),
-            tl.load(at(x, outer, t + 3, inner), mask=w3, other=0),
+            tl.load(at(x, outer, t, inner), mask=w0, other=0, volatile=VOLATILE),
+            tl.load(at(x, outer, t + 1, inner), mask=w1, other=0, volatile=VOLATILE),
+            tl.load(at(x, outer, t + 2, inner), mask=w2, other=0, volatile=VOLATILE),
+            tl.load(at(x, outer, t + 3, inner), mask=w3, other=0, volatile=VOLATILE),
         )
     return result
 
@@ -187,6 +193,8 @@ def vtrace_kernel(
     ROWS_FIRST: tl.constexpr,  # rows lie side by side in memory, rather than the steps of a row
     ROWS_TOGETHER: tl.constexpr,  # how many of them a thread takes, if ROWS_FIRST; divides inner_size
     STAGES: tl.constexpr,  # tiles whose loads are in flight
+    LOADS: tl.constexpr,  # of a tile, if it is the only one: AS_NEEDED, IN_ORDER or AT_ONCE
+    RUN: tl.constexpr,  # steps in a run: 4; or 1, unless ROWS_FIRST
     OVERLAP: tl.constexpr,  # APPLY is launched as SUMMARY begins, and waits for it where it needs it
     PASS: tl.constexpr,
 ):
@@ -203,7 +211,6 @@ def vtrace_kernel(
 
     # A thread takes runs of steps, and a run is one element of the scan: a tile is [rows, runs, steps]. Runs descend in
     # time, since a scan with reverse=True goes through shuffles first.
-    RUN: tl.constexpr = 4
     RUNS: tl.constexpr = BLOCK_TIME // RUN
     row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
     i = (RUNS - 1 - tl.arange(0, RUNS))[None, :] * RUN
@@ -246,33 +253,39 @@ def vtrace_kernel(
             has_next = row_exists & (t + 1 < T)
         where = None
         if mask is not None:
-            real = load(mask, outer, t, inner, exists, None) != 0
-            has_next = real & (load(mask, outer, t + 1, inner, exists, has_next) != 0)
+            real = load(mask, outer, t, inner, exists, None, LOADS) != 0
+            has_next = real & (load(mask, outer, t + 1, inner, exists, has_next, LOADS) != 0)
             where = real
 
         # Reads that wait for no other come first; what is behind a cut is read here and there, and never used.
-        term = load(terminated, outer, t, inner, exists, where) != 0
+        term = load(terminated, outer, t, inner, exists, where, LOADS) != 0
         trunc = real & ~real
         if truncated is not None:
-            trunc = load(truncated, outer, t, inner, exists, where) != 0
-        value = load(values, outer, t, inner, exists, where).to(COMPUTE)
-        reward = load(rewards, outer, t, inner, exists, where).to(COMPUTE)
+            trunc = load(truncated, outer, t, inner, exists, where, LOADS) != 0
+        value = load(values, outer, t, inner, exists, where, LOADS).to(COMPUTE)
+        reward = load(rewards, outer, t, inner, exists, where, LOADS).to(COMPUTE)
         w = tl.exp(
-            load(log_pi, outer, t, inner, exists, where).to(COMPUTE)
-            - load(log_mu, outer, t, inner, exists, where).to(COMPUTE)
+            load(log_pi, outer, t, inner, exists, where, LOADS).to(COMPUTE)
+            - load(log_mu, outer, t, inner, exists, where, LOADS).to(COMPUTE)
         )
         if step_gamma is None:
             discount = tl.full(value.shape, gamma, COMPUTE)
         else:
-            discount = load(step_gamma, outer, t, inner, exists, where).to(COMPUTE)
+            discount = load(step_gamma, outer, t, inner, exists, where, LOADS).to(COMPUTE)
         # The value ahead is unused, and whatever it may be, where there is no next step.
-        v0, v1, v2, v3 = quarters(value)
-        if ROWS_FIRST:
-            after = tl.load(at(values, outer, t + 4, inner), mask=e4, other=0).to(COMPUTE)
+        if RUN == 1:
+            value_ahead = load(values, outer, t + 1, inner, exists, has_next, LOADS).to(COMPUTE)
+        elif ROWS_FIRST:
+            _, v1, v2, v3 = quarters(value)
+            after = tl.load(at(values, outer, t + 4, inner), mask=e4, other=0, volatile=LOADS != AS_NEEDED).to(COMPUTE)
             value_ahead = together(v1, v2, v3, after)
         else:
-            after = load(values, outer, t + 1, inner, exists, has_next & (step == RUN - 1)).to(COMPUTE)
+            v0, v1, v2, v3 = quarters(value)
+            after = load(values, outer, t + 1, inner, exists, has_next & (step == RUN - 1), LOADS).to(COMPUTE)
             value_ahead = tl.where(step == RUN - 1, after, together(v1, v2, v3, v0))
+
+        if CONTINUATION != LAST and LOADS == AT_ONCE:
+            continued = load(continuation, outer, t, inner, exists, where, LOADS).to(COMPUTE)
 
         # A cut step that is not real reads nothing, and both its results are 0.
         bootstraps = (~has_next | trunc) & ~term
@@ -280,8 +293,10 @@ def vtrace_kernel(
         counts = real & ~term if CONTINUATION == NEXT else real & bootstraps
         if CONTINUATION == LAST:
             continued = tl.where(counts, last_value, 0.0)
+        elif LOADS == AT_ONCE:
+            continued = tl.where(counts, continued, 0.0)
         else:
-            continued = load(continuation, outer, t, inner, exists, counts).to(COMPUTE)
+            continued = load(continuation, outer, t, inner, exists, counts, LOADS).to(COMPUTE)
         next_value = tl.where(cut | (CONTINUATION == NEXT), continued, value_ahead)  # 0 where terminated
 
         rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
@@ -292,11 +307,14 @@ def vtrace_kernel(
         beta = tl.where(cut, -1.0, discount * c)
 
         # Runs to maps, their scan, and back: later_a is Delta at the first step after the run.
-        a0, a1, a2, a3 = quarters(alpha)
-        b0, b1, b2, b3 = quarters(beta)
-        run_a, run_b = then(a2, b2, a3, b3)
-        run_a, run_b = then(a1, b1, run_a, run_b)
-        run_a, run_b = then(a0, b0, run_a, run_b)
+        if RUN == 1:
+            run_a, run_b = tl.reshape(alpha, [BLOCK_ROWS, RUNS]), tl.reshape(beta, [BLOCK_ROWS, RUNS])
+        else:
+            a0, a1, a2, a3 = quarters(alpha)
+            b0, b1, b2, b3 = quarters(beta)
+            run_a, run_b = then(a2, b2, a3, b3)
+            run_a, run_b = then(a1, b1, run_a, run_b)
+            run_a, run_b = then(a0, b0, run_a, run_b)
         later_a = tl.zeros([BLOCK_ROWS, RUNS], COMPUTE)
         later_b = later_a + 1
         if RUNS > 1:
@@ -311,11 +329,15 @@ def vtrace_kernel(
                 carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
             if PASS == APPLY or not ONE_TILE:
                 later_a, _ = then(later_a, later_b, carry_a, carry_b)
-            a3, _ = then(a3, b3, later_a, later_b)
-            a2, _ = then(a2, b2, a3, b3)
-            a1, _ = then(a1, b1, a2, b2)
-            a0, _ = then(a0, b0, a1, b1)
-            delta, delta_ahead = together(a0, a1, a2, a3), together(a1, a2, a3, later_a)
+            if RUN == 1:
+                first_a, _ = then(run_a, run_b, carry_a, carry_b)
+                delta, delta_ahead = first_a[:, :, None], later_a[:, :, None]
+            else:
+                a3, _ = then(a3, b3, later_a, later_b)
+                a2, _ = then(a2, b2, a3, b3)
+                a1, _ = then(a1, b1, a2, b2)
+                a0, _ = then(a0, b0, a1, b1)
+                delta, delta_ahead = together(a0, a1, a2, a3), together(a1, a2, a3, later_a)
             write(targets, outer, t, inner, exists, value + delta)
             target_ahead = value_ahead + delta_ahead
             if not LAMBDA_IS_ONE:

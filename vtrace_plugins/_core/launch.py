@@ -13,7 +13,18 @@ from torch import Tensor
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins._core.inputs import Inputs
-from vtrace_plugins._core.kernels import APPLY, BOOTSTRAP, LAST, NEXT, SUMMARY, WHOLE, vtrace_kernel
+from vtrace_plugins._core.kernels import (
+    APPLY,
+    AS_NEEDED,
+    AT_ONCE,
+    BOOTSTRAP,
+    IN_ORDER,
+    LAST,
+    NEXT,
+    SUMMARY,
+    WHOLE,
+    vtrace_kernel,
+)
 from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_shape
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
@@ -24,13 +35,18 @@ _POOL = (*Inputs._fields, "targets", "advantages")
 
 
 class Plan(NamedTuple):
-    """The tile (powers of two), how many tiles make a chunk, and how many tiles' loads are in flight."""
+    """The tile (powers of two), how many tiles make a chunk, and how many tiles' loads are in flight.
+
+    ``loads`` (of a chunk of one tile) and ``run`` (of steps, along time): see the kernel.
+    """
 
     block_rows: int
     block_time: int
     warps: int
     chunk_tiles: int
     stages: int = 1
+    loads: tl.constexpr = AS_NEEDED
+    run: int = 4
 
 
 def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int) -> Plan:
@@ -47,10 +63,14 @@ def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
     if time > 2048:
         return Plan(1, 512, 4, triton.cdiv(time, 512), stages=3)
     block_time = max(8, triton.next_power_of_2(time))
+    each = rows * block_time / multiprocessors  # steps
+    if each <= 64 and block_time <= 32:
+        return Plan(32 // block_time, block_time, 1, 1, loads=AT_ONCE, run=1)
     at_most = 2 ** (max(1, rows // multiprocessors).bit_length() - 1)  # rows, or some multiprocessors have none
-    at_least = min(8, 128 // block_time)  # spare rows cost less than a warp that is not full
+    at_least = min(8, 256 // block_time)  # spare rows cost less than a program of a single warp
     block_rows = max(min(at_most, 32, 1024 // block_time), at_least) if block_time <= 256 else 1
-    return Plan(block_rows, block_time, max(1, block_rows * block_time // 128), 1)
+    loads = AT_ONCE if each <= 64 else IN_ORDER if each <= 512 else AS_NEEDED
+    return Plan(block_rows, block_time, max(1, block_rows * block_time // 128), 1, loads=loads)
 
 
 def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
@@ -62,8 +82,8 @@ def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
     if time <= 128:
         whole = max(8, triton.next_power_of_2(time))
         if each >= 192:
-            return Plan(32, whole, max(1, whole // 8), 1)
-        return Plan(16 if each >= 16 else 8, whole, max(1, whole // 16), 1)
+            return Plan(32, whole, max(1, whole // 8), 1, loads=IN_ORDER)
+        return Plan(16 if each >= 16 or whole == 8 else 8, whole, max(1, whole // 16), 1, loads=IN_ORDER)
     if each >= 32:
         return Plan(32, 64, 4, triton.cdiv(time, 64), stages=3)
     if each >= 16:
@@ -71,11 +91,11 @@ def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
     if each >= 4:
         return Plan(16, 16, 1, max(4, triton.cdiv(time, 16 * 64)), stages=2)
     if each >= 1 and time <= 2048:
-        return Plan(16, 64, 8, 1)
+        return Plan(16, 64, 8, 1, loads=IN_ORDER if time <= 1024 else AS_NEEDED)
     if each >= 1:
         return Plan(16, 32, 1, triton.cdiv(time, 32 * 32), stages=2)
     if time <= 2048:
-        return Plan(8, 128, 8, 1)
+        return Plan(8, 128, 8, 1, loads=IN_ORDER)
     return Plan(8 if rows <= 8 else 16, 128, 4, triton.cdiv(time, 128 * 64))
 
 
@@ -113,10 +133,13 @@ class Geometry(NamedTuple):
     grid: tuple[int, int, int]
 
 
-def geometry(x: Inputs) -> Geometry:
+def geometry(x: Inputs, single_steps: bool) -> Geometry:
+    """``single_steps``: the kernel can take runs of one step."""
     outer, time, inner = folded = folded_shape(x.values.shape, x.time_dim)
     time_is_contiguous = x.values.stride(x.time_dim) == 1 or time == 1
     plan = choose(outer * inner, time, time_is_contiguous, multiprocessors(x.values.device))
+    if plan.run == 1 and not (single_steps and time_is_contiguous):
+        plan = plan._replace(block_rows=4 * plan.block_rows, run=4)  # for as many threads
     chunks = triton.cdiv(triton.cdiv(time, plan.block_time), plan.chunk_tiles)
     return Geometry(folded, time_is_contiguous, plan, chunks, (triton.cdiv(outer * inner, plan.block_rows), chunks, 1))
 
@@ -158,6 +181,28 @@ def _a_compiler_wanted() -> Iterator[None]:
         raise VTraceError("backend", wanted, "none") from error
 
 
+def straight(handle: Any, grid: tuple[int, int, int], device: torch.device) -> Callable[[list[Any]], None]:
+    """``handle[grid]``, which launches a compiled kernel, without what it does for a profiler when there is none.
+
+    That takes as long as the launch itself. ``torch.compile`` launches triton's kernels in the same way.
+    """
+    usual = handle[grid]  # it loads the kernel: then there is a function
+    run, function, metadata = handle.run, handle.function, handle.packed_metadata
+    knobs, stream, index = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream, device.index
+    x, y, z = grid
+
+    def wanted(hook: Any) -> Any:
+        return hook is not None and getattr(hook, "calls", True)  # a chain of none is none
+
+    def launch(arguments: list[Any]) -> None:
+        if wanted(knobs.launch_enter_hook) or wanted(knobs.launch_exit_hook):
+            usual(*arguments)
+        else:
+            run(x, y, z, stream(index), function, metadata, None, None, None, *arguments)
+
+    return launch
+
+
 def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     """The launch for non-empty data of x's signature: everything but the pointers is settled here, once.
 
@@ -166,7 +211,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     are 1 or divisible by 16; all of those are in the signature.
     """
     shape, time_dim, device = x.values.shape, x.time_dim, x.values.device
-    where = geometry(x)
+    where = geometry(x, single_steps=True)
     (outer, time, inner), time_is_contiguous, plan, chunks, grid = where
     rows, folded, dtype = outer * inner, where.folded, compute_dtype(x)
 
@@ -190,6 +235,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         not time_is_contiguous,
         4 if inner % 16 == 0 and plan.block_rows >= 4 else 1,  # ROWS_TOGETHER
         1 if dtype is torch.float64 else plan.stages,  # whose tiles ahead need not fit into shared memory
+        plan.loads if plan.chunk_tiles == 1 else AS_NEEDED,
+        plan.run,
         overlap := chunks > 1 and _starts_dependents_early(device),
     ]
     early: dict[str, bool] = {"launch_pdl": True} if overlap else {}
@@ -225,13 +272,13 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         with current(device):
             if runs:
                 for run, (which, _) in zip(runs, passes, strict=True):
-                    run(*arguments, which)
+                    run([*arguments, which])
             else:
                 with _a_compiler_wanted():
                     handles = [
                         vtrace_kernel[grid](*arguments, which, num_warps=plan.warps, **early) for which, early in passes
                     ]
-                compiled[:] = [] if INTERPRETED else [handle[grid] for handle in handles]
+                compiled[:] = [] if INTERPRETED else [straight(handle, grid, device) for handle in handles]
         return results
 
     return launch

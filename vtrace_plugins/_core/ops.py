@@ -217,11 +217,8 @@ class _Differentiable(torch.autograd.Function):
     """A prepared launch for plain eager tensors, recorded by autograd: what an operator adds to a call is left out."""
 
     @staticmethod
-    def forward(ctx: Any, launch: Recorded, x: Inputs, *_: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, launch: Recorded, x: Inputs, data: Sequence[Tensor], *_: Tensor) -> tuple[Tensor, Tensor]:
         results = launch.launch(x)
-        data = launch.data(x)
-        if any(map(Tensor.is_inference, data)):
-            data = tuple(t.clone() if t.is_inference() else t for t in data)
         ctx.save_for_backward(*data, results[0])
         ctx.launch = launch
         ctx.set_materialize_grads(False)
@@ -232,11 +229,11 @@ class _Differentiable(torch.autograd.Function):
         *data, targets = ctx.saved_tensors
         given = ctx.launch.given(data)
         asked = ctx.launch.wanted
-        wanted = [i for i, needed in zip(asked, ctx.needs_input_grad[2:], strict=True) if needed]
+        wanted = [i for i, needed in zip(asked, ctx.needs_input_grad[3:], strict=True) if needed]
         found = dict(zip(wanted, _gradients(check_inputs(given), targets, grads, wanted), strict=True))
         # gamma was expanded
         by = (found[i].sum_to_size(given[i].shape) if i in found else None for i in asked)
-        return None, None, *by
+        return None, None, None, *by
 
 
 class Recorded:
@@ -256,7 +253,14 @@ class Recorded:
         return Inputs(*given)
 
     def __call__(self, x: Inputs) -> tuple[Tensor, Tensor]:
-        results: tuple[Tensor, Tensor] = _Differentiable.apply(self, x, *[x[i] for i in self.wanted])
+        data, leaves = self.data(x), [x[i] for i in self.wanted]
+        results: tuple[Tensor, Tensor]
+        try:
+            results = _Differentiable.apply(self, x, data, *leaves)
+        except RuntimeError as error:  # to ask each tensor beforehand takes longer
+            if "Inference tensors cannot be saved" not in str(error):
+                raise
+            results = _Differentiable.apply(self, x, [_savable(t) for t in data], *leaves)
         return results
 
 
