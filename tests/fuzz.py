@@ -104,7 +104,8 @@ class Window:
         }
         for name, x in data.items():
             dtype, layout = self.clothes[name]
-            t = torch.as_tensor(x, device=device).to(dtype)
+            # Nothing waits for the GPU: where processes share one, that takes as long as their turns.
+            t = torch.as_tensor(x).to(device, non_blocking=True).to(dtype)
             if name == "last_value":
                 tensors[name] = t.view(self.batch)
                 continue
@@ -121,9 +122,9 @@ class Window:
             tensors[name] = t
         return tensors
 
-    def run(self, backend: str, device: str, data: dict[str, np.ndarray]) -> list[torch.Tensor]:
-        results = vtrace(**self.dressed(data, device), time_dim=self.time_dim, backend=backend)
-        return [x.movedim(self.time_dim, -1).reshape(self.rows, self.T).cpu() for x in results]
+    def run(self, backend: str, tensors: dict[str, object]) -> torch.Tensor:
+        results = torch.stack(list(vtrace(**tensors, time_dim=self.time_dim, backend=backend)))
+        return results.movedim(1 + self.time_dim, -1).reshape(2, self.rows, self.T).cpu()
 
     def tolerance(self) -> float:
         data = ("log_pi", "log_mu", "values", "rewards", "bootstrap_values", "last_value", "next_values")
@@ -166,16 +167,17 @@ def check(seed: int, device: str, most: int, styles: int | None = None) -> Outco
         bfloat16 = any(dtype is torch.bfloat16 for dtype, _ in window.clothes.values())
         backends += [] if bfloat16 else ["triton"]  # the interpreter truncates what it stores as bfloat16
     dirty, may_change = window.poisoned()
+    tensors, poisoned = (window.dressed(data, device) for data in (window.data, dirty))
     for backend in backends:
         ran[backend] += 1
         try:
-            clean = window.run(backend, device, window.data)
+            clean = window.run(backend, tensors)
             for actual, wanted in zip(clean, expected, strict=True):
                 assert_close(actual, wanted, tolerance=window.tolerance())
                 scale = np.maximum(1.0, np.abs(wanted).max(-1, keepdims=True))
                 error = np.abs(actual.double().numpy() - wanted).max(initial=0.0, where=np.isfinite(wanted / scale))
                 worst[backend] = max(worst.get(backend, 0.0), float(error / scale.max() / window.tolerance()))
-            for before, after in zip(clean, window.run(backend, device, dirty), strict=True):
+            for before, after in zip(clean, window.run(backend, poisoned), strict=True):
                 same = torch.as_tensor(~may_change)
                 assert torch.equal(before[same], after[same]), "a poisoned step changed another episode"
         except Exception as error:
