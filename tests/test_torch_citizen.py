@@ -16,11 +16,13 @@ def inputs(on, rows=3, T=12, dtype=torch.float32, **kwargs):
     return tensors(window(rows, T, **kwargs), on[1], dtype)
 
 
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_compile_fullgraph(on, masked):
+def test_compile_fullgraph(on, masked, dynamic):
+    torch.compiler.reset()  # the lambda counts as one function however often it is compiled
     data = inputs(on, masked=masked)
     compiled = torch.compile(
-        lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, backend="aot_eager"
+        lambda data: vtrace(**data, gamma=0.97, backend=on[0]), fullgraph=True, dynamic=dynamic, backend="aot_eager"
     )
     for x, y in zip(compiled(data), vtrace(**data, gamma=0.97, backend=on[0]), strict=True):
         torch.testing.assert_close(x, y)
