@@ -47,8 +47,8 @@ MISTAKES = {
     "both flags": ("truncated", "set beside terminated at", lambda d: d.update(terminated=d["truncated"].clone())),
     "inverted flags": (
         "terminated",
-        "every step ends",
-        lambda d: d.update(terminated=torch.ones_like(d["terminated"])),
+        "flags inverted",
+        lambda d: d.update(terminated=~d["terminated"], truncated=torch.zeros_like(d["truncated"])),
     ),
     "every next value": (
         "bootstrap_values",
@@ -68,6 +68,7 @@ MISTAKES = {
         lambda d: d.update(time_dim=0, values=d["values"] * 100),
     ),
     "gamma": ("gamma", r"out of [0, 1]", lambda d: d.update(gamma=torch.tensor(99.0))),
+    "pg_rho_bar": ("pg_rho_bar", r"out of [0, inf]", lambda d: d.update(pg_rho_bar=torch.tensor(-1.0))),
 }
 
 
@@ -80,6 +81,27 @@ def test_mistakes(mistake):
     assert not report
     assert any(found.argument == argument and message in found.message for found in report.findings), str(report)
     assert f"{argument}: " in str(report)
+
+
+def test_both_log_probs_are_named():
+    data = good()
+    data |= {name: data[name].exp().clamp(max=1) for name in ("log_pi", "log_mu")}
+    report = validate(**data, gamma=0.97)
+    assert [f.argument for f in report.findings if "look like probabilities" in f.message] == ["log_pi", "log_mu"]
+
+
+def test_a_nan_behind_a_window():
+    data = good(continuation="last_value")
+    data["terminated"][:2, -1] = torch.tensor([True, False])
+    data["last_value"][:2] = torch.nan
+    assert "last_value: NaN or inf at 1 windows" in str(validate(**data, gamma=0.97))
+
+
+def test_environments_in_step_are_no_swapped_axes():
+    """As in a first batch: all values rise together."""
+    data = good(boundaries=0.0)
+    data["values"] = torch.arange(30.0).expand(12, 30) + 0.01 * data["values"]
+    assert validate(**data, gamma=0.97)
 
 
 def test_episode_starts_for_ends():

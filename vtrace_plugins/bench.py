@@ -95,6 +95,9 @@ def bench(options: argparse.Namespace) -> int:
     from torch.utils.benchmark import Timer  # a tenth of a second, which the doctor need not wait for
 
     device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("bench --device cuda: torch finds no GPU here; leave the option out, or pass cpu", file=sys.stderr)
+        return 2
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         for envs, steps in track(options.shapes, description="timing", console=Console(stderr=True)):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vtrace_plugins._core.checks import VTraceError, check_number, check_time_dim
+from vtrace_plugins._core.clipping import clipped
 from vtrace_plugins._core.torch_scan import LinearScan
 
 _ROUNDING = 1e-5  # a ratio of 1 that rounding put above a clip of 1 is not clipped
@@ -98,7 +99,7 @@ def importance(
         cut = ~real
         for ends in (terminated, truncated):
             cut = cut if ends is None else cut | (ends != 0)
-        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, lam * w.clamp(max=c_bar), real))
+        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, lam * clipped(log_ratio, c_bar), real))
         cut = cut | ~torch.cat([present[1:], torch.zeros_like(present[:1])])
         trace = LinearScan.apply(torch.ones_like(c), c, cut).movedim(0, time_dim)
 

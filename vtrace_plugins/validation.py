@@ -67,14 +67,15 @@ def validate(
     ==============================  ====================================================================================
     any floating argument           NaN or inf where it is read
     log_pi, log_mu                  none is negative and all are at most 1 (probabilities?); far apart (other actions?)
-    terminated, truncated           both set at a step (it counts as terminated); set at every step; only ever at step 0
-                                    of the window, as flags of the step *before* would be
+    terminated, truncated           both set at a step (it counts as terminated); set at most steps (inverted?); only
+                                    ever at step 0 of the window, as flags of the step *before* would be
     bootstrap_values                filled at steps where it is ignored
     rewards                         climb for 8 steps and fall back at once where no episode ends (a boundary missing?)
     next_values                     equal to ``values`` (not shifted?), or to the next value behind a truncated step (V
                                     of the state after the reset?)
-    time_dim                        values change less along another dimension than along time (axes swapped?)
-    gamma, rho_bar, c_bar           tensors out of range, which the call itself does not read
+    time_dim                        values jump to and fro along time and change little along another dimension (axes
+                                    swapped?)
+    gamma and the three clips       tensors out of range, which the call itself does not read
     ==============================  ====================================================================================
 
     Returns:
@@ -86,7 +87,7 @@ def validate(
     Example:
         >>> import torch
         >>> p = torch.tensor([[0.5, 0.4, 0.6]])
-        >>> print(validate(p, p, p, p, p > 1, last_value=p[:, 0], gamma=0.9))
+        >>> print(validate(p, p.log(), p, p, p > 1, last_value=p[:, 0], gamma=0.9))
         log_pi: all are in [0, 1]: log-probabilities wanted, these look like probabilities
     """
     check_backend(backend)
@@ -133,23 +134,31 @@ def _findings(data: _Data) -> Iterator[tuple[str, str]]:
         bad = int((~torch.isfinite(t) & data.read[name]).sum())
         if bad:
             yield name, f"NaN or inf at {bad} steps that are read"
+    if x.last_value is not None:
+        bad = int((~torch.isfinite(x.last_value) & data.bootstraps[-1]).sum())
+        if bad:
+            yield "last_value", f"NaN or inf at {bad} windows whose end is bootstrapped"
     yield from _log_probs(data)
     yield from _flags(data)
     yield from _resets(data)
     yield from _continuations(data)
     yield from _axes(data)
-    for name, high in (("gamma", 1.0), ("rho_bar", float("inf")), ("c_bar", float("inf"))):
+    for name in ("gamma", "rho_bar", "c_bar", "pg_rho_bar"):
+        high = 1.0 if name == "gamma" else float("inf")
         option = getattr(x, name)
         if isinstance(option, Tensor) and not bool(((option >= 0) & (option <= high)).all()):
             yield name, f"out of [0, {high:g}]: results are undefined"
 
 
 def _log_probs(data: _Data) -> Iterator[tuple[str, str]]:
+    suspicious = False
     for name in ("log_pi", "log_mu"):
         t = data.floats[name][data.real]
         if t.numel() and bool(((t >= 0) & (t <= 1)).all()) and bool((t > 0).any()):
             yield name, "all are in [0, 1]: log-probabilities wanted, these look like probabilities"
-            return
+            suspicious = True
+    if suspicious:
+        return
     found = importance(data.floats["log_pi"], data.floats["log_mu"], mask=data.real, time_dim=0)
     if found.ess < 0.01 and data.real.sum() > 100:
         yield (
@@ -166,8 +175,9 @@ def _flags(data: _Data) -> Iterator[tuple[str, str]]:
     if both:
         yield "truncated", f"set beside terminated at {both} steps, which count as terminated: no bootstrap there"
     ends = (data.terminated | data.truncated) & data.real
-    if ends.shape[0] > 1 and bool(ends[data.real].all()):
-        yield "terminated", "every step ends an episode: flags inverted, or a discount in their place?"
+    share = ends[data.real].float().mean().item()
+    if ends.shape[0] > 1 and share > 0.5:
+        yield "terminated", f"{share:.0%} of the steps end an episode: flags inverted, or a discount in their place?"
     elif ends.shape[0] > 1 and bool(ends[0].any()) and not bool(ends[1:].any()):
         yield "terminated", "set at the window's first step alone: flags of the step before (episode starts)?"
 
@@ -223,7 +233,9 @@ def _axes(data: _Data) -> Iterator[tuple[str, str]]:
     if bool((~data.real).any()) or values.shape[0] < 8:
         return
     along = lambda t, dim: t.diff(dim=dim).abs().mean()  # noqa: E731
-    over_time = along(values, 0)
+    over_time, changes = along(values, 0), values.diff(dim=0)
+    if bool((changes[1:] * changes[:-1]).sum() >= 0):  # they drift: environments in step, perhaps, but not other rows
+        return
     for dim in range(1, values.ndim):
         if values.shape[dim] >= 8 and along(values, dim) < 0.2 * over_time:
             original = [d for d in range(values.ndim) if d != data.inputs.time_dim][dim - 1]

@@ -58,7 +58,7 @@ def vtrace(
     where :math:`v'_{t+1} = V_{t+1} + \lambda (v_{t+1} - V_{t+1})`, which is :math:`v_{t+1}` at :math:`\lambda = 1`.
 
     ``V_{t+1}`` is 0 after a terminated step, and the continuation value at a truncated step, at the end of the window
-    and before padding; in all four places the trace is cut, so nothing behind them (NaN and inf included) is read.
+    and before padding; in all four places the trace is cut, so nothing behind them (NaN and inf included) counts.
 
     Args:
         log_pi: log-probability of the recorded action under the policy being trained, ``[*B, T, *F]`` with time at
@@ -70,7 +70,7 @@ def vtrace(
             (non-zero is true).
         truncated: where it was cut short without one. A step that is both counts as terminated.
         bootstrap_values: V of the state that follows a truncated step, and of the one that follows the window at
-            t = T-1; ignored, and not read, everywhere else.
+            t = T-1; ignored everywhere else, whatever it holds.
         last_value: V(x_T) alone, without the time dimension: the short form of ``bootstrap_values`` for windows
             without interior truncation, so neither ``truncated`` nor ``mask`` may stand beside it.
         next_values: V of the state that follows each step; used at every step that is not terminated. For data

@@ -9,17 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vtrace_plugins._core.clipping import clip_ratio
 from vtrace_plugins._core.inputs import Inputs
-
-
-def clip_ratio(log_ratio: Tensor, bar: float | Tensor) -> Tensor:
-    """``min(bar, exp(log_ratio))``, NaN kept; its gradient is w up to and at the bar, exactly 0 above it.
-
-    The gradient is selected, not multiplied: exp sees 0 where the clip answers, so an overflowing exp (w = inf) does
-    not turn the zero into ``0 * inf = NaN``.
-    """
-    above = log_ratio.detach().exp() > bar
-    return torch.where(above, bar, torch.where(above, 0.0, log_ratio).exp())
 
 
 def vtrace_reference(x: Inputs) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
+from vtrace_plugins._core.clipping import clipped
 from vtrace_plugins._core.inputs import Inputs
-from vtrace_plugins._core.reference import clip_ratio
 
 # A scan step on fewer elements than this costs its launch, not its arithmetic (CPU and GPU alike).
 _ELEMENTS_PER_STEP = 4096
@@ -33,21 +33,6 @@ def _time_is_inside(x: Tensor) -> bool:
 def _same(x: float | Tensor, y: float | Tensor) -> bool:
     """Whether two clips are known to be one, without reading a tensor (which would wait for the GPU)."""
     return x is y or (not isinstance(x, Tensor) and not isinstance(y, Tensor) and x == y)
-
-
-def _clip(log_ratio: Tensor, bar: float | Tensor) -> Tensor:
-    """``clip_ratio``, in two operations where nothing is differentiated."""
-    plain = not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or log_ratio.requires_grad
-        or (isinstance(bar, Tensor) and bar.requires_grad)
-    )
-    if not plain:
-        return clip_ratio(log_ratio, bar)
-    w = log_ratio.exp()
-    return torch.minimum(w, bar) if isinstance(bar, Tensor) else w.clamp(max=bar)
 
 
 def _combine(later: tuple[Tensor, ...], earlier: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,8 +174,8 @@ def vtrace_torch(x: Inputs) -> tuple[Tensor, Tensor]:
         next_value = _ahead(values, x.last_value)
     next_value = torch.where(unread, 0.0, next_value)
 
-    rho = _clip(log_ratio, x.rho_bar)
-    c = rho if _same(x.c_bar, x.rho_bar) else _clip(log_ratio, x.c_bar)
+    rho = clipped(log_ratio, x.rho_bar)
+    c = rho if _same(x.c_bar, x.rho_bar) else clipped(log_ratio, x.c_bar)
     alpha = rho * (rewards + gamma * next_value - values)
     beta = torch.where(cut, 0.0, gamma * (c if x.lam == 1 else x.lam * c))
     targets = values + LinearScan.apply(alpha, beta, cut)
@@ -199,7 +184,7 @@ def vtrace_torch(x: Inputs) -> tuple[Tensor, Tensor]:
     mixed = target_next if x.lam == 1 else next_value + x.lam * (target_next - next_value)
     advantages = rewards + gamma * torch.where(cut, next_value, mixed) - values
     if x.weight_advantages:
-        weight = rho if _same(x.pg_rho_bar, x.rho_bar) else _clip(log_ratio, x.pg_rho_bar)
+        weight = rho if _same(x.pg_rho_bar, x.rho_bar) else clipped(log_ratio, x.pg_rho_bar)
         advantages = weight * advantages
     if x.mask is not None:
         targets, advantages = torch.where(x.mask, targets, 0.0), torch.where(x.mask, advantages, 0.0)

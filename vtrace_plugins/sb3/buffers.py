@@ -333,12 +333,15 @@ class VTraceMixin(_Host):
 
 
 class VTraceRolloutBuffer(VTraceMixin, RolloutBuffer):
-    """:class:`VTraceMixin` over SB3's ``RolloutBuffer``, for ``PPO(rollout_buffer_class=...)``, A2C and TRPO."""
+    """SB3's ``RolloutBuffer`` with V-trace, for ``PPO(rollout_buffer_class=...)``, A2C and TRPO.
+
+    Its options are those of :class:`VTraceMixin`.
+    """
 
     _sample_type = RolloutBufferSamples
 
 
 class VTraceDictRolloutBuffer(VTraceMixin, DictRolloutBuffer):
-    """:class:`VTraceMixin` over SB3's ``DictRolloutBuffer``."""
+    """SB3's ``DictRolloutBuffer`` with V-trace. Its options are those of :class:`VTraceMixin`."""
 
     _sample_type = DictRolloutBufferSamples

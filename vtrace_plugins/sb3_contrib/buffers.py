@@ -29,13 +29,19 @@ class _Maskable(VTraceMixin):
 
 
 class VTraceMaskableRolloutBuffer(_Maskable, MaskableRolloutBuffer):
-    """:class:`~vtrace_plugins.sb3.buffers.VTraceMixin` over ``MaskableRolloutBuffer``, for MaskablePPO."""
+    """``MaskableRolloutBuffer`` with V-trace, for MaskablePPO.
+
+    Its options are those of :class:`~vtrace_plugins.sb3.VTraceMixin`.
+    """
 
     _sample_type = MaskableRolloutBufferSamples
 
 
 class VTraceMaskableDictRolloutBuffer(_Maskable, MaskableDictRolloutBuffer):
-    """:class:`~vtrace_plugins.sb3.buffers.VTraceMixin` over ``MaskableDictRolloutBuffer``."""
+    """``MaskableDictRolloutBuffer`` with V-trace.
+
+    Its options are those of :class:`~vtrace_plugins.sb3.VTraceMixin`.
+    """
 
     _sample_type = MaskableDictRolloutBufferSamples
 
@@ -67,12 +73,18 @@ class _Recurrent(VTraceMixin):
 
 
 class VTraceRecurrentRolloutBuffer(_Recurrent, RecurrentRolloutBuffer):
-    """:class:`~vtrace_plugins.sb3.buffers.VTraceMixin` over ``RecurrentRolloutBuffer``, for VTraceRecurrentPPO."""
+    """``RecurrentRolloutBuffer`` with V-trace, for VTraceRecurrentPPO.
+
+    Its options are those of :class:`~vtrace_plugins.sb3.VTraceMixin`.
+    """
 
     _sample_type = RecurrentRolloutBufferSamples
 
 
 class VTraceRecurrentDictRolloutBuffer(_Recurrent, RecurrentDictRolloutBuffer):
-    """:class:`~vtrace_plugins.sb3.buffers.VTraceMixin` over ``RecurrentDictRolloutBuffer``."""
+    """``RecurrentDictRolloutBuffer`` with V-trace.
+
+    Its options are those of :class:`~vtrace_plugins.sb3.VTraceMixin`.
+    """
 
     _sample_type = RecurrentDictRolloutBufferSamples
