@@ -2,9 +2,8 @@
 
     python benchmarks/tune.py --out benchmarks/results/tune.json
 
-For every shape and layout: device microseconds by CUDA-graph replay for each plan (BLOCK_ROWS, BLOCK_TIME, warps, tiles
-a chunk, stages), best first, beside a copy of the same bytes and what ``choose`` chooses. The kernels are compiled
-first, in parallel.
+For every shape and layout: device microseconds by CUDA-graph replay for each plan (the fields of ``launch.Plan``), best
+first, beside a copy of the same bytes and what ``choose`` chooses. The kernels are compiled first, in parallel.
 """
 
 from __future__ import annotations
@@ -23,17 +22,38 @@ from triton.runtime.errors import OutOfResources
 
 from vtrace_plugins import vtrace
 from vtrace_plugins._core import launch, ops
+from vtrace_plugins._core.kernels import AS_NEEDED, AT_ONCE, IN_ORDER
 
 NT = (
+    *((64, 5), (64, 16), (64, 32), (512, 5), (512, 32), (4096, 16), (1, 512)),  # where nothing hides a wait
     *((64, 128), (4096, 128), (16384, 16), (65536, 32), (8, 2048), (256, 2048), (8192, 1024), (32768, 1024)),
     *((64, 16384), (4, 65536), (16, 131072), (1, 1048576)),
 )
-TN = ((64, 128), (4096, 128), (65536, 32), (512, 512), (64, 2048), (1024, 2048), (8192, 1024), (32768, 1024))
+TN = (
+    (64, 5),
+    (64, 32),
+    (4096, 5),
+    (64, 512),
+    (512, 2048),
+    (64, 128),
+    (4096, 128),
+    (65536, 32),
+    (512, 512),
+    (64, 2048),
+    (1024, 2048),
+    (8192, 1024),
+    (32768, 1024),
+)
+LOADS = {AS_NEEDED: "as needed", IN_ORDER: "in order", AT_ONCE: "at once"}
+SMALL = 2**20  # steps: above, the order of the loads is the compiler's
 SHAPES = [(*shape, False) for shape in NT] + [(*shape, True) for shape in TN]
 
 
 def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
-    """Tiles that give a thread 4, 8 or 16 steps, whole or streamed, and in chunks where there are few programs else."""
+    """Tiles that give a thread 4, 8 or 16 steps, whole or streamed, and in chunks where there are few programs else.
+
+    Chunks of one tile, if the window is small, in every order of loads; and the shortest with a step a thread as well.
+    """
     whole = max(8, triton.next_power_of_2(steps))
     if time_major:
         tiles = itertools.product((8, 16, 32), [x for x in (8, 16, 32, 64, 128) if x <= whole], (4, 8, 16))
@@ -55,8 +75,22 @@ def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
                 continue
             chunk_tiles = triton.cdiv(count, chunks)
             for stages in (1, 2, 3):
-                if stages <= chunk_tiles and (stages > 1 or chunk_tiles <= 16):
-                    yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages)
+                if stages > chunk_tiles or (stages == 1 and chunk_tiles > 16):
+                    continue
+                in_flight = chunk_tiles == 1 and envs * steps <= SMALL
+                for loads in LOADS if in_flight else (AS_NEEDED,):
+                    yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages, loads)
+    if not time_major and steps <= 128:
+        for block_rows, warps in itertools.product((1, 2, 4, 8), (1, 2, 4)):
+            if 32 * warps <= block_rows * whole <= 128 * warps:
+                yield launch.Plan(block_rows, whole, warps, 1, loads=AT_ONCE, run=1)
+
+
+def described(plan: launch.Plan) -> str:
+    loads = f", loads {LOADS[plan.loads]}" if plan.loads != AS_NEEDED else ""
+    run = ", a step a thread" if plan.run == 1 else ""
+    tile = f"{plan.block_rows} x {plan.block_time}, warps {plan.warps}"
+    return f"{tile}, tiles {plan.chunk_tiles}, stages {plan.stages}{loads}{run}"
 
 
 def use(plan: launch.Plan) -> None:
@@ -81,7 +115,8 @@ def main() -> None:
     for shape in SHAPES:
         for plan in plans(*shape):
             chunked = shape[1] > plan.block_time * plan.chunk_tiles
-            jobs[shape[2], plan[:3], plan.stages, plan.chunk_tiles == 1, chunked] = (*shape, plan)
+            code = plan._replace(chunk_tiles=min(plan.chunk_tiles, 2))
+            jobs[shape[2], chunked, described(code)] = (*shape, plan)
     listed = list(jobs.values())
     print(f"compiling {len(listed)} variants", flush=True)
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
@@ -102,11 +137,11 @@ def main() -> None:
         best = sorted(times.items(), key=lambda item: item[1])
         found = {name: round(us, 2) for name, us in found.items()}
         rows.append({"envs": envs, "steps": steps, "layout": "[T,N]" if time_major else "[N,T]", **found})
-        rows[-1]["plans"] = {" ".join(map(str, plan)): round(us, 2) for plan, us in best}
+        rows[-1]["plans"] = {described(plan): round(us, 2) for plan, us in best}
         head = f"{envs} x {steps} {rows[-1]['layout']} copy {found['copy']} chosen {found['chosen']}"
         print(head, *list(rows[-1]["plans"].items())[:5], flush=True)
 
-    what = "device us by graph replay; plans are 'BLOCK_ROWS BLOCK_TIME warps tiles-a-chunk stages': us, best first"
+    what = "device us by graph replay; plans are 'rows x steps of a tile, ...': us, best first"
     report.write(args, {"what": what, "bytes a step": BYTES_A_STEP[True]}, "cuda", ("torch", "triton"), rows)
 
 
