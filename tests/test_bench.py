@@ -30,7 +30,19 @@ def test_what_is_missing_is_named(capsys, monkeypatch):
     assert capsys.readouterr().err == "bench needs rich and matplotlib: pip install rich matplotlib\n"
 
 
-def test_a_shape_that_is_none(capsys):
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--shapes", "64", "expected ENVSxSTEPS, as in 64x128, got '64'"),
+        ("--device", "abacus", "expected a device that torch has here, got 'abacus'"),
+        ("--device", "meta", "expected a device that computes, got 'meta'"),
+        ("--seconds", "nan", "expected a positive number, got 'nan'"),
+        ("--json", "missing/a.json", "expected a file in a folder that exists, got 'missing/a.json'"),
+        ("--plot", "a.foo", "expected a name that ends in one of .png"),
+    ],
+)
+def test_wrong_options(capsys, option, value, message):
+    """Before anything is timed."""
     with pytest.raises(SystemExit):
-        cli.main(["bench", "--shapes", "64"])
-    assert "expected ENVSxSTEPS, as in 64x128, got '64'" in capsys.readouterr().err
+        cli.main(["bench", option, value])
+    assert message in capsys.readouterr().err

@@ -69,7 +69,15 @@ def test_half_precision_and_padding_that_is_nan():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"log_mu": torch.zeros(5, 39)}, r"log_mu: expected shape \[5, 40\] \(that of log_pi\), got shape \[5, 39\]"),
+        ({"log_mu": torch.zeros(5, 39)}, r"log_mu: expected shape \[5, 40\] \(the shape of log_pi\), got .* \[5, 39\]"),
+        ({"log_pi": None}, "log_pi: expected a torch.Tensor, got NoneType"),
+        ({"log_pi": torch.zeros(5, 40).long()}, "log_pi: expected a floating dtype"),
+        ({"log_mu": torch.zeros(5, 40).cfloat()}, "log_mu: expected a floating dtype"),
+        ({"log_mu": torch.zeros(5, 40, device="meta")}, r"log_mu: expected device cpu \(that of log_pi\)"),
+        ({"terminated": np.zeros((5, 40))}, "terminated: expected a torch.Tensor, got ndarray"),
+        ({"lag": torch.zeros(5, 40).long(), "lags": 0}, "lags: expected how many lags to report, 1 or more, got 0"),
+        ({"lag": torch.zeros(5, 40), "lags": 3}, "lag: expected a integer dtype"),
+        ({"lag": torch.zeros(4, 1).long(), "lags": 3}, r"lag: expected a shape that broadcasts to \[5, 40\]"),
         ({"lag": torch.zeros(5, 40)}, "lags: expected lag and lags together"),
         ({"rho_bar": -1.0}, "rho_bar: expected a number of at least 0"),
         ({"time_dim": 2}, "time_dim: expected a dimension of the 2-d data"),
@@ -92,3 +100,10 @@ def test_nothing_waits_for_the_gpu():
         importance(**data, lag=lag, lags=5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("lags", [None, 3])
+def test_no_data(lags):
+    none = torch.zeros(3, 0)
+    lag = None if lags is None else none.long()
+    assert all(x.isnan().all() and x.numel() == (lags or 1) for x in importance(none, none, lag=lag, lags=lags))

@@ -79,6 +79,17 @@ WRONG = {
     "weight_advantages": (DATA, {"weight_advantages": None}, "weight_advantages: expected True or False, got None"),
     "lam above 1": (DATA, {"lam": 2}, "lam: expected a number in [0, 1], got 2"),
     "time_dim": (DATA, {"time_dim": 2}, "time_dim: expected a dimension of the 2-d data, got 2"),
+    "a huge gamma": (DATA, {"gamma": 10**400}, "gamma: expected a number in [0, 1], got 1*"),
+    "sparse data": (DATA, {"log_mu": X.to_sparse()}, "log_mu: expected a dense tensor, got one of layout torch.sparse_coo"),
+    "nested data": (
+        DATA, {"values": torch.nested.nested_tensor([X[0], X[1]])}, "values: expected a dense tensor, got a nested one"
+    ),
+    "a sparse clip": (
+        DATA, {"rho_bar": torch.ones(1).to_sparse()},
+        "rho_bar: expected a dense tensor, got one of layout torch.sparse_coo",
+    ),
+    "time_dim bool": (DATA, {"time_dim": True}, "time_dim: expected an int, got bool"),
+    "backend type": (DATA, {"backend": X}, "backend: expected one of*"),
     "time_dim type": (DATA, {"time_dim": 1.0}, "time_dim: expected an int, got float"),
     "backend": (DATA, {"backend": "cuda"}, "backend: expected one of 'auto', 'triton', 'torch', 'reference', got 'cuda'"),
 }  # fmt: skip

@@ -25,6 +25,7 @@ from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.doctor import version
 
 _SHAPES = ["64x128", "512x128", "4096x128", "64x2048", "16x16384"]
+_PICTURES = (".png", ".pdf", ".svg", ".jpg", ".webp")
 _LONGEST_LOOP = 2048  # of TorchRL's Python loop
 
 
@@ -35,14 +36,50 @@ def _shape(text: str) -> tuple[int, int]:
     return int(envs), int(steps)
 
 
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.zeros(1, device=text).device
+    except (AssertionError, RuntimeError) as error:  # the first is torch's, built without CUDA
+        why = str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"expected a device that torch has here, got {text!r} ({why})") from None
+    if device.type == "meta":
+        raise argparse.ArgumentTypeError("expected a device that computes, got 'meta'")
+    return device
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return seconds
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+    return path
+
+
+def _picture(text: str) -> Path:
+    path = _file(text)
+    if path.suffix not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"expected a name that ends in one of {' '.join(_PICTURES)}, got {text!r}")
+    return path
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", type=_device, default=here, help="default: %(default)s")
     parser.add_argument(
         "--shapes", nargs="+", type=_shape, default=[_shape(x) for x in _SHAPES], metavar="NxT", help="envs x steps"
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="how long to time each (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them (needs matplotlib)")
+    parser.add_argument("--seconds", type=_seconds, default=0.2, help="how long to time each (default: %(default)s)")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write the figures")
+    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw them (needs matplotlib)")
 
 
 def torchrl_call(
@@ -94,10 +131,7 @@ def bench(options: argparse.Namespace) -> int:
     from rich.table import Table
     from torch.utils.benchmark import Timer  # a tenth of a second, which the doctor need not wait for
 
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print("bench --device cuda: torch finds no GPU here; leave the option out, or pass cpu", file=sys.stderr)
-        return 2
+    device = options.device
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
         for envs, steps in track(options.shapes, description="timing", console=Console(stderr=True)):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.checks import VTraceError, check_number, check_time_dim
+from vtrace_plugins._core.checks import (
+    FLAG,
+    VTraceError,
+    check_dtype,
+    check_number,
+    check_tensor,
+    check_time_dim,
+    check_type,
+)
 from vtrace_plugins._core.clipping import clipped
 from vtrace_plugins._core.torch_scan import LinearScan
 
@@ -34,6 +42,16 @@ class Importance(NamedTuple):
     def scalars(self) -> dict[str, float]:
         """The 0-d tensors as numbers under ``vtrace/...``, for a logger; waits for a GPU once."""
         return {f"vtrace/{name}": x for name, x in zip(self._fields, torch.stack(tuple(self)).tolist(), strict=True)}
+
+
+def _check_lags(lag: Any, lags: Any, log_pi: Tensor) -> None:
+    if isinstance(lags, bool) or not isinstance(lags, int) or lags < 1:
+        raise VTraceError("lags", "how many lags to report, 1 or more", repr(lags))
+    check_type("lag", lag)
+    missing = log_pi.ndim - lag.ndim
+    if missing < 0 or any(n not in (1, m) for n, m in zip(lag.shape, log_pi.shape[missing:], strict=True)):
+        raise VTraceError("lag", f"a shape that broadcasts to {list(log_pi.shape)}", f"shape {list(lag.shape)}")
+    check_tensor("lag", lag, log_pi, "integer", lag.shape, of="log_pi")
 
 
 def importance(
@@ -72,7 +90,7 @@ def importance(
         ``Importance(ratio, rho_clipped, c_clipped, ess, kl, trace_length)``.
 
     Raises:
-        VTraceError: for a shape that differs, or ``lag`` without ``lags``.
+        VTraceError: for a shape, dtype, device or number that is none of these.
 
     Example:
         >>> import torch
@@ -80,15 +98,22 @@ def importance(
         >>> importance(torch.tensor([0.5, 2.0]).log()[None], log_mu).rho_clipped
         tensor(0.5000)
     """
-    for name, x in (("log_mu", log_mu), ("terminated", terminated), ("truncated", truncated), ("mask", mask)):
-        if x is not None and x.shape != log_pi.shape:
-            raise VTraceError(name, f"shape {list(log_pi.shape)} (that of log_pi)", f"shape {list(x.shape)}")
+    check_type("log_pi", log_pi)
+    check_dtype("log_pi", log_pi, "floating")
+    check_tensor("log_mu", log_mu, log_pi, "floating", of="log_pi")
+    for name, x in (("terminated", terminated), ("truncated", truncated), ("mask", mask)):
+        if x is not None:
+            check_tensor(name, x, log_pi, FLAG, of="log_pi")
     check_number("rho_bar", rho_bar, float("inf"))
     check_number("c_bar", c_bar, float("inf"))
     check_number("lam", lam, 1.0)
     if (lag is None) != (lags is None):
         raise VTraceError("lags", "lag and lags together", "one of them")
+    if lag is not None:
+        _check_lags(lag, lags, log_pi)
     time_dim = check_time_dim(time_dim, log_pi.ndim)
+    if log_pi.numel() == 0:
+        return Importance(*(log_pi.new_full(() if lags is None else (lags,), torch.nan) for _ in Importance._fields))
 
     with torch.no_grad():
         dtype = torch.promote_types(log_pi.dtype, torch.float32)

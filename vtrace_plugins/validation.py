@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.checks import check_backend, check_inputs
+from vtrace_plugins._core.api import resolve
+from vtrace_plugins._core.checks import VTraceError, check_backend, check_inputs
 from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins.diagnostics import importance
 
@@ -96,6 +97,9 @@ def validate(
         gamma, rho_bar, c_bar, rho_bar if pg_rho_bar is None else pg_rho_bar, lam, weight_advantages, time_dim,
     )  # fmt: skip
     x = check_inputs(given)
+    resolve(backend, x.values.device)
+    if x.values.is_meta:
+        raise VTraceError("values", "data to look at", "meta tensors, which have none")
     if x.values.numel() == 0:
         return Report(())
     with torch.no_grad():

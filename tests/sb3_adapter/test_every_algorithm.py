@@ -221,9 +221,26 @@ def test_a_buffer_class_for_something_else_is_refused(cls, space):
         PPO_.make(envs(observation_space=space or spaces.Box(-1, 1, (3,))), rollout_buffer_class=cls)
 
 
-def test_ppo_is_told_not_to_weight_twice():
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a is not A2C_], ids=str)
+def test_whose_loss_has_the_ratio_is_told_not_to_weight_twice(algorithm):
     with pytest.warns(UserWarning, match="count the ratio twice"):
-        PPO_.make(envs(), rollout_buffer_kwargs={"weight_advantages": True}).learn(48)
+        algorithm.make(envs(), rollout_buffer_kwargs={"weight_advantages": True}).learn(48)
+
+
+def test_the_callback_refuses_masks_that_the_policy_does_not_take():
+    model = PPO_.make(envs(), PPO_.stock, rollout_buffer_class=VTraceMaskableRolloutBuffer)
+    with pytest.raises(
+        VTraceError, match="rollout_buffer_class: expected a V-trace buffer without action masks for PPO"
+    ):
+        model.learn(48, callback=VTraceCallback())
+
+
+@pytest.mark.parametrize("given", ["VTraceRolloutBuffer", 3], ids=str)
+def test_a_buffer_class_that_is_none(given):
+    with pytest.raises(
+        VTraceError, match="rollout_buffer_class: expected a V-trace buffer such as VTraceRolloutBuffer"
+    ):
+        PPO_.make(envs(), rollout_buffer_class=given)
 
 
 def test_a_buffer_that_is_replaced_is_bound_anew():

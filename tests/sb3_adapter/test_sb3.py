@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 from gymnasium import spaces
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import SimpleMultiObsEnv
@@ -225,9 +225,38 @@ def test_dict_observations():
         ({"refresh": "epoch"}, "refresh: expected 'pass' or 'never', got 'epoch'"),
         ({"weight_advantages": None}, "weight_advantages: expected True or False"),
         ({"backend": "cuda"}, "backend: expected one of"),
+        ({"rho_bar": None}, "rho_bar: expected a number, got NoneType"),
+        ({"gamma": 2.0}, r"gamma: expected a number in \[0, 1\], got 2.0"),
+        ({"gae_lambda": None}, "gae_lambda: expected a number, got NoneType"),
     ],
     ids=str,
 )
 def test_wrong_options(options, message):
     with pytest.raises(VTraceError, match=message):
         VTraceRolloutBuffer(4, *SPACES, **options)
+
+
+def test_wrong_calls():
+    buffer = VTraceRolloutBuffer(4, *SPACES)
+    with pytest.raises(VTraceError, match="get: expected a full buffer, 4 steps, got 0"):
+        list(buffer.get())
+    with pytest.raises(VTraceError, match="dones: expected a flag for each environment, got None"):
+        buffer.compute_returns_and_advantage(torch.zeros(1), None)
+    with pytest.raises(VTraceError, match="algorithm: expected an on-policy algorithm with its policy, got NoneType"):
+        buffer.bind(None)
+    for batch_size in (0, -5, 2.5):
+        with pytest.raises(VTraceError, match="batch_size: expected None or a number of rows, 1 or more"):
+            list(filled(VTraceRolloutBuffer).get(batch_size))
+
+
+@pytest.mark.parametrize(("cls", "space"), [(VTraceDictRolloutBuffer, BOX), (VTraceRolloutBuffer, spaces.Dict(x=BOX))])
+def test_observations_of_another_kind(cls, space):
+    with pytest.raises(
+        VTraceError, match=f"observation_space: expected .* for {cls.__name__}, got {type(space).__name__}"
+    ):
+        cls(4, space, SPACES[1])
+
+
+def test_an_algorithm_that_is_not_on_policy():
+    with pytest.raises(VTraceError, match="VTraceCallback: expected an on-policy algorithm, got DQN"):
+        DQN("MlpPolicy", envs(1), device="cpu").learn(8, callback=VTraceCallback())

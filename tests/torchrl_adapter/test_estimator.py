@@ -8,6 +8,7 @@ import oracle
 import pytest
 import torch
 from rollouts import ACTORS, critic, moved, rollout
+from tensordict import TensorDict
 from torchrl.objectives import A2CLoss, ClipPPOLoss, PPOLoss, ReinforceLoss
 from torchrl.objectives.value import VTrace
 
@@ -369,6 +370,71 @@ def test_a_wrong_shape_is_named(key):
         ours_for(actor)(data)
 
 
+@pytest.mark.parametrize(
+    ("kind", "action", "shape"),
+    [
+        ("Categorical", torch.zeros(4, 5, 1).long(), r"\[4, 5\]"),
+        ("Normal", torch.zeros(4, 5, 1), r"\[4, 5, 3\]"),
+        ("TanhNormal", torch.zeros(4, 5, 1), r"\[4, 5, 3\]"),
+        ("OneHotCategorical", torch.zeros(4, 5, 1).long(), r"\[4, 5, 3\]"),
+        ("OneHotCategorical", torch.zeros(4, 5, 6).long(), r"\[4, 5, 3\]"),
+    ],
+    ids=str,
+)
+def test_an_action_of_another_shape_is_not_broadcast(kind, action, shape):
+    actor = ACTORS[kind]()
+    data = rollout(actor, 4, 5)
+    data["action"] = action
+    with pytest.raises(VTraceError, match=f"^action: expected shape {shape}"):
+        ours_for(actor)(data)
+
+
+WRONG_DATA = {
+    "next observation": (
+        lambda d: d.set(("next", "observation"), torch.zeros(4, 5, 7)),
+        r"\('next', 'observation'\): expected shape \[4, 5, 4\] \(that of 'observation'\), got shape \[4, 5, 7\]",
+    ),
+    "a log-prob that is none": (
+        lambda d: d.set_non_tensor("action_log_prob", "x"),
+        r"action_log_prob: expected a tensor \(the log-prob of the action.*, got str",
+    ),
+    "an action that is none": (lambda d: d.set_non_tensor("action", "x"), r"action: expected a tensor \(.*, got str"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_DATA)
+def test_wrong_data_is_named(wrong):
+    change, message = WRONG_DATA[wrong]
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 4, 5)
+    change(data)
+    with pytest.raises(VTraceError, match=f"^{message}"):
+        ours_for(actor)(data)
+
+
+def test_wrong_calls():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 4, 5), ours_for(actor)
+    params = TensorDict.from_module(vt.value_network)
+    with pytest.raises(VTraceError, match=r"^target_params: expected params beside it"):
+        vt(data, target_params=params)
+    with pytest.raises(NotImplementedError, match="call the estimator itself"):
+        vt.value_estimate(data)
+    vt.set_keys(sample_log_prob=[])
+    with pytest.raises(VTraceError, match=r"^sample_log_prob: expected at least one key"):
+        vt(data)
+
+
+def test_a_mask_with_a_dimension_more():
+    actor = ACTORS["Categorical"]()
+    data, vt = rollout(actor, 2, 12), ours_for(actor)
+    data["mask"] = torch.arange(12).expand(2, 12) < 8
+    wanted = vt(data.clone())
+    assert (wanted["advantage"][:, 8:] == 0).all()
+    data["mask"] = data["mask"].unsqueeze(-1)
+    assert_same(vt(data), wanted, tolerance=0)
+
+
 @pytest.mark.parametrize("time_dim", [2, -3, "time", 1.0])
 def test_a_wrong_time_dim(time_dim):
     actor = ACTORS["Categorical"]()
@@ -399,6 +465,12 @@ def test_the_tensordict_without_the_action():
         ({"pg_rho_thresh": -1.0}, "pg_rho_thresh: expected a number of at least 0"),
         ({"lmbda": 2}, r"lmbda: expected a number in \[0, 1\], got 2"),
         ({"weight_advantages": "no"}, "weight_advantages: expected True or False, got 'no'"),
+        ({"differentiable": None}, "differentiable: expected True or False, got None"),
+        ({"lam": 0.9}, "lam: expected one of TritonVTrace's arguments, .*'lmbda'.*, got an unknown one"),
+        (
+            {"value_network": torch.nn.Linear(4, 1)},
+            "value_network: expected a TensorDictModule, or None .*, got Linear",
+        ),
     ],
 )
 def test_wrong_options(options, message):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from rollouts import ACTORS, critic, rollout
 
+from vtrace_plugins import VTraceError
 from vtrace_plugins.torchrl import LogImportance, TritonVTrace
 
 
@@ -38,3 +39,11 @@ def test_in_a_trainer():
     LogImportance(TritonVTrace(gamma=0.97, actor_network=actor, value_network=critic())).register(trainer)
     ((where, op),) = trainer.ops
     assert where == "post_steps_log" and op(rollout(actor, 2, 5))["vtrace/ess"] == pytest.approx(1, abs=1e-4)
+
+
+def test_wrong_arguments():
+    estimator = TritonVTrace(gamma=0.97, actor_network=ACTORS["Normal"](), value_network=critic())
+    with pytest.raises(VTraceError, match="estimator: expected a TritonVTrace, got str"):
+        LogImportance("vtrace")
+    with pytest.raises(VTraceError, match="when: expected 'post_steps_log' or 'pre_steps_log', got 'always'"):
+        LogImportance(estimator, when="always")

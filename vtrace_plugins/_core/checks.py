@@ -20,14 +20,13 @@ _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _DTYPES = {
     "floating": _FLOATING,
     "floating or integer": (*_FLOATING, *_INTEGER),
+    "integer": _INTEGER,
     "bool, integer or floating": (torch.bool, *_FLOATING, *_INTEGER),
 }
 _REQUIRED = ("log_pi", "log_mu", "rewards", "terminated")
 _OPTIONAL = ("truncated", "bootstrap_values", "last_value", "next_values", "mask")
-_KINDS = {
-    "rewards": "floating or integer",
-    **dict.fromkeys(("terminated", "truncated", "mask"), "bool, integer or floating"),
-}
+FLAG = "bool, integer or floating"
+_KINDS = {"rewards": "floating or integer", **dict.fromkeys(("terminated", "truncated", "mask"), FLAG)}
 BACKENDS = ("auto", "triton", "torch", "reference")
 
 
@@ -57,6 +56,8 @@ def named_as(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
 def check_time_dim(time_dim: Any, ndim: int) -> int:
     """``time_dim`` as a non-negative index."""
     try:
+        if isinstance(time_dim, bool):
+            raise TypeError
         time_dim = operator.index(time_dim)
     except TypeError:
         raise VTraceError("time_dim", "an int", type(time_dim).__name__) from None
@@ -66,36 +67,42 @@ def check_time_dim(time_dim: Any, ndim: int) -> int:
 
 
 def check_backend(backend: Any) -> None:
-    if backend not in BACKENDS:
-        raise VTraceError("backend", "one of " + ", ".join(map(repr, BACKENDS)), repr(backend))
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        got = repr(backend) if isinstance(backend, str) else type(backend).__name__
+        raise VTraceError("backend", "one of " + ", ".join(map(repr, BACKENDS)), got)
 
 
-def _check_dtype(name: str, x: Tensor, kind: str) -> None:
+def check_dtype(name: str, x: Tensor, kind: str) -> None:
     if x.dtype not in _DTYPES[kind]:
         raise VTraceError(name, f"a {kind} dtype", f"dtype {x.dtype}")
 
 
-def _check_device(name: str, x: Tensor, device: torch.device) -> None:
+def _check_device(name: str, x: Tensor, device: torch.device, of: str = "values") -> None:
     if x.device != device:
-        raise VTraceError(name, f"device {device} (that of values)", f"device {x.device}")
+        raise VTraceError(name, f"device {device} (that of {of})", f"device {x.device}")
 
 
-def _check_type(name: str, x: Any) -> None:
+def check_type(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise VTraceError(name, "a torch.Tensor", type(x).__name__)
+    if x.is_nested or x.layout is not torch.strided:
+        raise VTraceError(name, "a dense tensor", "a nested one" if x.is_nested else f"one of layout {x.layout}")
     distributed = sys.modules.get("torch.distributed.tensor")  # whoever has a DTensor has imported it
     if distributed is not None and isinstance(x, distributed.DTensor):
         wanted = "a tensor of this process (x.to_local(): sharded along the batch, each process has whole windows)"
         raise VTraceError(name, wanted, "DTensor")
 
 
-def _check_tensor(name: str, x: Any, values: Tensor, shape: torch.Size, kind: str) -> None:
-    _check_type(name, x)
-    if x.shape != shape:
-        which = "the shape of values" if shape == values.shape else "the shape of values without time"
-        raise VTraceError(name, f"shape {list(shape)} ({which})", f"shape {list(x.shape)}")
-    _check_dtype(name, x, kind)
-    _check_device(name, x, values.device)
+def check_tensor(
+    name: str, x: Any, like: Tensor, kind: str, shape: torch.Size | None = None, of: str = "values"
+) -> None:
+    """x in the shape and on the device of ``like``, which goes by the name of ``of``."""
+    check_type(name, x)
+    if x.shape != (like.shape if shape is None else shape):
+        shape, which = (like.shape, "") if shape is None or shape == like.shape else (shape, " without time")
+        raise VTraceError(name, f"shape {list(shape)} (the shape of {of}{which})", f"shape {list(x.shape)}")
+    check_dtype(name, x, kind)
+    _check_device(name, x, like.device, of)
 
 
 def check_inputs(x: Inputs) -> Inputs:
@@ -120,17 +127,17 @@ def check_inputs(x: Inputs) -> Inputs:
 def _check_tensors(x: Inputs) -> int:
     """Check every tensor against ``values``, the optional ones where given; returns the non-negative time_dim."""
     values = x.values
-    _check_type("values", values)
+    check_type("values", values)
     if values.ndim == 0:
         raise VTraceError("values", "at least one dimension (time)", "a 0-d tensor")
-    _check_dtype("values", values, "floating")
+    check_dtype("values", values, "floating")
     time_dim = check_time_dim(x.time_dim, values.ndim)
     without_time = values.shape[:time_dim] + values.shape[time_dim + 1 :]
     for name in _REQUIRED + _OPTIONAL:
         t = getattr(x, name)
         if t is not None or name in _REQUIRED:
             shape = without_time if name == "last_value" else values.shape
-            _check_tensor(name, t, values, shape, _KINDS.get(name, "floating"))
+            check_tensor(name, t, values, _KINDS.get(name, "floating"), shape)
     return time_dim
 
 
@@ -157,7 +164,11 @@ def check_number(name: str, x: Any, high: float, kind: str = "a number") -> None
     """A number in [0, high]."""
     if isinstance(x, bool) or not isinstance(x, Real):
         raise VTraceError(name, kind, type(x).__name__)
-    if not 0.0 <= float(x) <= high:  # NaN fails as well
+    try:
+        inside = 0.0 <= float(x) <= high  # NaN is not
+    except OverflowError:
+        inside = False
+    if not inside:
         interval = f"in [0, {high:g}]" if math.isfinite(high) else "of at least 0 (inf is allowed)"
         raise VTraceError(name, f"a number {interval}", str(x))
 
@@ -170,7 +181,8 @@ def check_flag(name: str, x: Any) -> None:
 def _check_option(name: str, x: Any, values: Tensor, high: float) -> None:
     """A number in [0, high] or, unchecked (reading it would wait for the GPU), a tensor."""
     if isinstance(x, Tensor):
-        _check_dtype(name, x, "floating or integer")
+        check_type(name, x)
+        check_dtype(name, x, "floating or integer")
         _check_device(name, x, values.device)
     else:
         check_number(name, x, high, "a number or a tensor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymnasium import spaces
@@ -28,8 +29,15 @@ class VTraceAlgorithmMixin(_Host):
         ours, given = self.buffer_classes[isinstance(self.observation_space, spaces.Dict)], self.rollout_buffer_class
         if given is None or given in ours.__mro__:  # a stock model that is loaded brings the host's own class
             self.rollout_buffer_class = ours
-        elif not (issubclass(given, VTraceMixin) and getattr(given, "_sample_type", None) is ours._sample_type):
-            raise VTraceError("rollout_buffer_class", f"a V-trace buffer such as {ours.__name__}", given.__name__)
+        elif not (
+            isinstance(given, type)
+            and issubclass(given, VTraceMixin)
+            and getattr(given, "_sample_type", None) is ours._sample_type
+        ):
+            got = given.__name__ if isinstance(given, type) else repr(given)
+            raise VTraceError("rollout_buffer_class", f"a V-trace buffer such as {ours.__name__}", got)
+        if not isinstance(self.rollout_buffer_kwargs, Mapping):
+            raise VTraceError("rollout_buffer_kwargs", "a dict of options", repr(self.rollout_buffer_kwargs))
         self.rollout_buffer_kwargs = {"weight_advantages": self.weight_advantages, **self.rollout_buffer_kwargs}
         self._build()
         self.rollout_buffer.bind(self)

@@ -74,11 +74,11 @@ class VTraceMixin(_Host):
         **kwargs: Any,
     ) -> None:
         for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
-            if bar is not None:
+            if bar is not None or name != "pg_rho_bar":
                 check_number(name, bar, math.inf)
         check_flag("weight_advantages", weight_advantages)
         check_backend(backend)
-        if refresh not in ("pass", "never"):
+        if not isinstance(refresh, str) or refresh not in ("pass", "never"):
             raise VTraceError("refresh", "'pass' or 'never'", repr(refresh))
         if isinstance(replay, bool) or not isinstance(replay, Integral) or replay < 0:
             raise VTraceError("replay", "a number of rollouts, 0 or more", repr(replay))
@@ -93,10 +93,21 @@ class VTraceMixin(_Host):
         self._seen: list[Tensor] = []  # the policy, when it was last looked at
         self._algorithm: weakref.ref[Any] | None = None
         self._warned: set[str] = set()
+        self._check_observations(kwargs.get("observation_space", args[1] if len(args) > 1 else None))
         super().__init__(*args, **kwargs)
+        for name in ("gamma", "gae_lambda"):
+            check_number(name, getattr(self, name), 1.0)
+
+    def _check_observations(self, space: Any) -> None:
+        takes_dicts = isinstance(self, DictRolloutBuffer)
+        if isinstance(space, spaces.Dict) != takes_dicts:
+            wanted = "a Dict space" if takes_dicts else "no Dict space (VTraceDictRolloutBuffer and its kin take those)"
+            raise VTraceError("observation_space", f"{wanted} for {type(self).__name__}", type(space).__name__)
 
     def bind(self, algorithm: Any) -> None:
         """Let the buffer evaluate ``algorithm.policy``, whichever that is when it is needed."""
+        if not hasattr(algorithm, "policy"):
+            raise VTraceError("algorithm", "an on-policy algorithm with its policy", type(algorithm).__name__)
         self._algorithm = weakref.ref(algorithm)
 
     @property
@@ -138,6 +149,8 @@ class VTraceMixin(_Host):
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
         """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1."""
+        if dones is None:
+            raise VTraceError("dones", "a flag for each environment", "None")
         end = End(last_values.detach().cpu().numpy().flatten(), np.array(dones, dtype=bool))
         algorithm = self._bound
         if algorithm is not None:
@@ -196,7 +209,10 @@ class VTraceMixin(_Host):
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
         """The host's minibatches, over the replayed rollouts too, after a refresh where the policy has moved."""
-        assert self.full, "the rollout buffer is not full"
+        if not self.full:
+            raise VTraceError("get", f"a full buffer, {self.buffer_size} steps", f"{self.pos}")
+        if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):
+            raise VTraceError("batch_size", "None or a number of rows, 1 or more", repr(batch_size))
         rollouts = self._refreshed()
         if self._pooled != rollouts:
             self._pool, self._pooled = pooled(rollouts), rollouts

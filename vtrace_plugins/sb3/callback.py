@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from inspect import signature
 
 from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.sb3.buffers import VTraceMixin
@@ -23,8 +25,7 @@ class VTraceCallback(BaseCallback):
 
     def _init_callback(self) -> None:
         buffer = self._bind()
-        multiplies = hasattr(self.model, "clip_range")  # PPO and its kin
-        if multiplies and buffer.weight_advantages:
+        if not isinstance(self.model, A2C) and buffer.weight_advantages:
             warnings.warn(
                 "this loss multiplies by pi / mu itself: weight_advantages=True would count the ratio twice",
                 stacklevel=2,
@@ -38,12 +39,18 @@ class VTraceCallback(BaseCallback):
 
     def _bind(self) -> VTraceMixin:
         buffer = getattr(self.model, "rollout_buffer", None)
+        if not isinstance(self.model, OnPolicyAlgorithm):
+            raise VTraceError("VTraceCallback", "an on-policy algorithm", type(self.model).__name__)
         if not isinstance(buffer, VTraceMixin):
             raise VTraceError(
                 "rollout_buffer_class",
                 "a V-trace buffer such as VTraceRolloutBuffer (RecurrentPPO takes none: use VTraceRecurrentPPO)",
                 type(buffer).__name__,
             )
+        masks = "action_masks" in signature(self.model.policy.evaluate_actions).parameters
+        if masks != ("action_masks" in buffer._extras):
+            wanted = f"a V-trace buffer {'with' if masks else 'without'} action masks for {type(self.model).__name__}"
+            raise VTraceError("rollout_buffer_class", wanted, type(buffer).__name__)
         buffer.bind(self.model)
         return buffer
 

@@ -37,7 +37,9 @@ def padding_mask(tensordict: TensorDictBase) -> Tensor | None:
     mask = tensordict.get(("collector", "mask"), None)
     if mask is None:
         mask = tensordict.get("mask", None)
-        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.shape != tensordict.batch_size:
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            return None
+        if mask.shape not in (tensordict.batch_size, (*tensordict.batch_size, 1)):
             return None
     return _bool(mask)
 

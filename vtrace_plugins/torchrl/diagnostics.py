@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
+from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.diagnostics import importance
 from vtrace_plugins.torchrl.boundaries import padding_mask
 from vtrace_plugins.torchrl.entries import entry, match
@@ -28,16 +29,22 @@ class LogImportance(TrainerHookBase):
     """
 
     def __init__(self, estimator: TritonVTrace, when: str = "post_steps_log") -> None:
+        if not isinstance(estimator, TritonVTrace):
+            raise VTraceError("estimator", "a TritonVTrace", type(estimator).__name__)
+        if when not in ("post_steps_log", "pre_steps_log"):
+            raise VTraceError("when", "'post_steps_log' or 'pre_steps_log'", repr(when))
         self.estimator, self.when = estimator, when
 
     def __call__(self, batch: TensorDictBase) -> dict[str, Any]:
         estimator, keys = self.estimator, self.estimator.tensor_keys
         log_mu = collected_log_prob(batch, keys.sample_log_prob)
         with torch.no_grad():
-            log_pi = estimator._log_pi(batch, log_mu.device).reshape(log_mu.shape)
+            log_pi = estimator._log_pi(batch, log_mu.device)
+        if log_pi.numel() != log_mu.numel():
+            raise VTraceError(str(keys.sample_log_prob), f"shape {list(log_pi.shape)}", f"shape {list(log_mu.shape)}")
         done = entry(batch, ("next", keys.done), "whether the episode ended")
         found = importance(
-            log_pi,
+            log_pi.reshape(log_mu.shape),
             log_mu,
             terminated=match(("next", keys.done), done, log_mu, batch.batch_dims, of="the log-prob"),
             mask=padding_mask(batch),

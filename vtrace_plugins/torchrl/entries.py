@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensordict import TensorDictBase
+from tensordict import TensorDictBase, is_non_tensor, is_tensor_collection
 from tensordict.utils import NestedKey
 from torch import Tensor
 
@@ -12,11 +12,13 @@ from vtrace_plugins._core.checks import VTraceError
 
 
 def entry(tensordict: TensorDictBase, key: NestedKey, why: str) -> Any:
-    """What stands under ``key``, or an error that names the key."""
+    """What stands under ``key``, a tensor or a tensordict, or an error that names the key."""
     found = tensordict.get(key, None)
     if found is None:
         keys = sorted(map(str, tensordict.keys(include_nested=isinstance(key, tuple), leaves_only=True)))
         raise VTraceError(str(key), f"an entry in the tensordict ({why})", f"the keys {keys}")
+    if is_non_tensor(found) or not (isinstance(found, Tensor) or is_tensor_collection(found)):
+        raise VTraceError(str(key), f"a tensor ({why})", type(getattr(found, "data", found)).__name__)
     return found
 
 
@@ -25,6 +27,10 @@ def match(key: NestedKey, x: Tensor, value: Tensor, batch_dims: int, of: str = "
 
     ``[B, T]``, ``[B, T, 1]`` and ``[B, T, agents, 1]`` all fit values of ``[B, T, agents, 1]``. Nothing is copied.
     """
+    if not isinstance(x, Tensor):
+        raise VTraceError(str(key), "a tensor", type(x).__name__)
+    if x.device != value.device:
+        raise VTraceError(str(key), f"device {value.device} (that of {of})", f"device {x.device}")
     if x.shape == value.shape:
         return x
     steps = x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import warnings
 from typing import Any
@@ -34,6 +35,14 @@ from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done
 from vtrace_plugins.torchrl.entries import entry, match
 from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob
 from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
+
+
+def check_known(options: dict[str, Any]) -> None:
+    """Every name is one of the constructor's arguments."""
+    known = inspect.signature(TritonVTrace).parameters.keys() | inspect.signature(VTrace).parameters.keys()
+    for name in options:
+        if name not in known - {"kwargs"}:
+            raise VTraceError(name, f"one of TritonVTrace's arguments, {sorted(known - {'kwargs'})}", "an unknown one")
 
 
 class TritonVTrace(VTrace):
@@ -101,6 +110,13 @@ class TritonVTrace(VTrace):
                 "True or None beside log_prob_of='upstream', whose purpose is upstream's numbers",
                 "False",
             )
+        check_known(kwargs)
+        for name in ("differentiable", "average_adv", "shifted"):
+            if name in kwargs:
+                check_flag(name, kwargs[name])
+        if value_network is not None and not hasattr(value_network, "in_keys"):
+            wanted = "a TensorDictModule, or None where the tensordict has the values"
+            raise VTraceError("value_network", wanted, type(value_network).__name__)
         check_backend(backend)
         check_number("lmbda", lmbda, 1.0)
         _check_unless_tensor("gamma", gamma, 1.0)
@@ -190,6 +206,8 @@ class TritonVTrace(VTrace):
         Raises:
             VTraceError: naming the entry that is missing or has the wrong shape, dtype or device.
         """
+        if target_params is not None and params is None:
+            raise VTraceError("target_params", "params beside it", "target_params alone")
         if tensordict.batch_dims < 1:
             raise VTraceError("tensordict", "at least one batch dimension (time)", str(tensordict.batch_size))
         time_dim = self._resolve_time_dim(time_dim, tensordict)
@@ -239,6 +257,10 @@ class TritonVTrace(VTrace):
         tensordict.set(keys.advantage, advantage)
         tensordict.set(keys.value_target, target)
         return tensordict
+
+    def value_estimate(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Upstream's class has none."""
+        raise NotImplementedError("V-trace gives targets and advantages at once: call the estimator itself")
 
     def _flag(self, tensordict: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor | None:
         """A flag that may be absent, in the shape of done."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins._core.checks import VTraceError, named_as
+from vtrace_plugins._core.checks import FLAG, check_tensor, check_type, named_as
 from vtrace_plugins.torchrl.boundaries import split_done
 
 _NAMES = {
@@ -51,9 +51,11 @@ def vtrace_advantage_estimate(
     Raises:
         VTraceError: for a wrong shape, dtype, device or range. It is a ValueError; upstream raises RuntimeError.
     """
-    for name, x in (("log_pi", log_pi), ("log_mu", log_mu), ("done", done), ("terminated", terminated)):
-        if x is not None and x.shape != state_value.shape:
-            raise VTraceError(name, f"shape {list(state_value.shape)} (that of state_value)", f"shape {list(x.shape)}")
+    check_type("state_value", state_value)
+    check_tensor("next_state_value", next_state_value, state_value, "floating", of="state_value")
+    check_tensor("done", done, state_value, FLAG, of="state_value")
+    if terminated is not None:
+        check_tensor("terminated", terminated, state_value, FLAG, of="state_value")
     terminated, truncated = split_done(done, terminated, None)
     with named_as(lambda: _NAMES):
         targets, advantages = vtrace(

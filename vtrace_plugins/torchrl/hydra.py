@@ -104,7 +104,7 @@ def make_upstream_vtrace(loss_module: LossModule | None = None, **options: Any) 
 
 def _on_its_loss(options: dict[str, Any]) -> dict[str, Any]:
     """The trainer's options, with ``gae`` built on ``loss_module`` where it is still a partial."""
-    loss, gae = options["loss_module"], options.get("gae")
+    loss, gae = options.get("loss_module"), options.get("gae")
     if not isinstance(loss, LossModule):
         raise VTraceError("trainer.loss_module", "a loss (a config with _partial_: false)", type(loss).__name__)
     if isinstance(gae, functools.partial):
@@ -114,7 +114,7 @@ def _on_its_loss(options: dict[str, Any]) -> dict[str, Any]:
     raise VTraceError(
         "trainer.gae",
         "a group such as value@trainer.gae: vtrace, after the trainer in the defaults list",
-        f"the bare options {dict(gae)}",
+        f"the bare options {gae}",
     )
 
 

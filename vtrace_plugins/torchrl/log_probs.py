@@ -8,8 +8,12 @@ from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import CompositeDistribution, set_composite_lp_aggregate
 from tensordict.utils import NestedKey
 from torch import Tensor
+from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical
 
+from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.torchrl.entries import entry
+
+_ONE_HOT = (OneHotCategorical, MaskedOneHotCategorical)  # their event_shape says nothing of the action's
 
 
 def action_keys(actor: Any) -> list[NestedKey]:
@@ -26,17 +30,28 @@ def recorded_log_prob(actor: Any, keys: list[NestedKey], tensordict: TensorDictB
     """
     dist = actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
     composite = isinstance(dist, CompositeDistribution)
-    keys = list(dist.dists) if composite else keys[:1]
-    for key in keys:
-        entry(
+    dists = dist.dists if composite else {keys[0]: dist}
+    for key, part in dists.items():
+        action = entry(
             tensordict,
             key,
             "the recorded action, which log_prob_of='recorded' evaluates: record it, or pass log_prob_of='upstream' "
             "for the log-prob of the distribution's mode, as upstream's VTrace does",
         )
+        _check_action(key, action, part)
     with set_composite_lp_aggregate(True):
-        log_prob: Tensor = dist.log_prob(tensordict.select(*keys) if composite else tensordict.get(keys[0]))
+        log_prob: Tensor = dist.log_prob(tensordict.select(*dists) if composite else action)
     return log_prob
+
+
+def _check_action(key: NestedKey, action: Any, dist: Any) -> None:
+    """``log_prob`` would broadcast an action of another shape, and read an index as if it were one-hot."""
+    if not isinstance(action, Tensor):
+        raise VTraceError(str(key), "a tensor, the recorded action", type(action).__name__)
+    shape = dist.logits.shape if isinstance(dist, _ONE_HOT) else dist.batch_shape + dist.event_shape
+    if action.shape != shape:
+        wanted = f"shape {list(shape)} (of an action of the actor's {type(dist).__name__})"
+        raise VTraceError(str(key), wanted, f"shape {list(action.shape)}")
 
 
 def collected_log_prob(tensordict: TensorDictBase, key: NestedKey | list[NestedKey]) -> Tensor:
@@ -45,6 +60,8 @@ def collected_log_prob(tensordict: TensorDictBase, key: NestedKey | list[NestedK
         "the log-prob of the action under the policy that collected it: build the actor with return_log_prob=True, or "
         "name the entry with the estimator's set_keys(sample_log_prob=...)"
     )
+    if key == []:
+        raise VTraceError("sample_log_prob", "at least one key", "none")
     if not isinstance(key, list):
         return summed(entry(tensordict, key, why))
     for one in key:

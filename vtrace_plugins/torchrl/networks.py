@@ -68,7 +68,10 @@ def root_and_next_values(
             then = now if then is None else then | now
         elif then is None:
             raise VTraceError(str(("next", name)), "an input of the value network after the step too", "nothing")
-        elif name != key and now.is_floating_point() and now.shape == then.shape:
+        elif now.shape != then.shape:
+            wanted = f"shape {list(now.shape)} (that of {name!r})"
+            raise VTraceError(str(("next", name)), wanted, f"shape {list(then.shape)}")
+        elif name != key and now.is_floating_point():
             then = torch.where(torch.isnan(then), now, then)
         both.set(name, join([now, then], dim))
     values = entry(network(both), key, "the value, which the value network should write: set_keys(value=...)")

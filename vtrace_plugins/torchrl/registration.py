@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torchrl.objectives.utils import ValueEstimators, get_value_estimator_entry, register_value_estimator
-from torchrl.objectives.value import VTrace
 
-from vtrace_plugins._core.checks import VTraceError
-from vtrace_plugins.torchrl.estimator import TritonVTrace
+from vtrace_plugins.torchrl.estimator import TritonVTrace, check_known
 
 _upstream: Any = None  # the registry's entry that ours replaced, while it does
 
@@ -26,10 +23,7 @@ def register(**options: Any) -> None:
         VTraceError: for an option that the constructor does not take.
     """
     global _upstream
-    known = inspect.signature(TritonVTrace).parameters.keys() | inspect.signature(VTrace).parameters.keys()
-    for name in options:
-        if name not in known - {"kwargs"}:
-            raise VTraceError(name, f"one of TritonVTrace's arguments, {sorted(known - {'kwargs'})}", "an unknown one")
+    check_known(options)
     if _upstream is None:
         _upstream = get_value_estimator_entry(ValueEstimators.VTrace)
     register_value_estimator(ValueEstimators.VTrace, default_kwargs={**_upstream.default_kwargs, **options})(
