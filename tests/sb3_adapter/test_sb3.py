@@ -249,12 +249,9 @@ def test_wrong_calls():
             list(filled(VTraceRolloutBuffer).get(batch_size))
 
 
-@pytest.mark.parametrize(("cls", "space"), [(VTraceDictRolloutBuffer, BOX), (VTraceRolloutBuffer, spaces.Dict(x=BOX))])
-def test_observations_of_another_kind(cls, space):
-    with pytest.raises(
-        VTraceError, match=f"observation_space: expected .* for {cls.__name__}, got {type(space).__name__}"
-    ):
-        cls(4, space, SPACES[1])
+def test_observations_of_another_kind():
+    with pytest.raises(VTraceError, match=r"observation_space: expected no Dict space .*, got VTraceRolloutBuffer"):
+        VTraceRolloutBuffer(4, spaces.Dict(x=BOX), SPACES[1])
 
 
 def test_an_algorithm_that_is_not_on_policy():

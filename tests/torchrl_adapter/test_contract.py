@@ -7,6 +7,9 @@ versions in pyproject.toml.
 import inspect
 
 import pytest
+from rollouts import ACTORS
+from torch import nn
+from torchrl.modules import ValueOperator
 from torchrl.objectives.value import VTrace, advantages
 
 CALLED = {
@@ -38,6 +41,15 @@ def test_upstreams_signature(name):
     parameters = inspect.signature(function).parameters
     missing = [p for p in needed if p not in parameters]
     assert not missing, f"torchrl's {name} no longer takes {missing}, as {where} calls it; it takes {list(parameters)}"
+
+
+def test_what_the_short_way_through_a_module_reads():
+    """vtrace_plugins/torchrl/networks.py, _is_plain and distribution."""
+    module = ValueOperator(nn.Linear(2, 1), in_keys=["x"])
+    for name in ("module", "method", "_kwargs", "out_keys_source", "_forward_hooks", "_forward_pre_hooks"):
+        assert hasattr(module, name), f"tensordict's TensorDictModule lost {name}"
+    for name in ("return_composite", "default_interaction_type", "module"):
+        assert hasattr(ACTORS["Categorical"](), name), f"tensordict's ProbabilisticTensorDictSequential lost {name}"
 
 
 def test_upstreams_constructor_takes_what_we_pass_on():

@@ -99,10 +99,10 @@ class VTraceMixin(_Host):
             check_number(name, getattr(self, name), 1.0)
 
     def _check_observations(self, space: Any) -> None:
-        takes_dicts = isinstance(self, DictRolloutBuffer)
-        if isinstance(space, spaces.Dict) != takes_dicts:
-            wanted = "a Dict space" if takes_dicts else "no Dict space (VTraceDictRolloutBuffer and its kin take those)"
-            raise VTraceError("observation_space", f"{wanted} for {type(self).__name__}", type(space).__name__)
+        """The host's Dict buffers refuse all other spaces themselves."""
+        if isinstance(space, spaces.Dict) and not isinstance(self, DictRolloutBuffer):
+            wanted = "no Dict space (VTraceDictRolloutBuffer and its kin take those)"
+            raise VTraceError("observation_space", wanted, type(self).__name__)
 
     def bind(self, algorithm: Any) -> None:
         """Let the buffer evaluate ``algorithm.policy``, whichever that is when it is needed."""

@@ -34,7 +34,7 @@ from vtrace_plugins._core.checks import (
 from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done
 from vtrace_plugins.torchrl.entries import entry, match
 from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob
-from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
+from vtrace_plugins.torchrl.networks import WithDistribution, held_out, root_and_next_values, unvalidated
 
 
 def check_known(options: dict[str, Any]) -> None:
@@ -333,7 +333,7 @@ class TritonVTrace(VTrace):
             if self.log_prob_of == "recorded":
                 return recorded_log_prob(self.actor_network, self._action_keys, tensordict)
             return _call_actor_net(
-                actor_net=self.actor_network,
+                actor_net=WithDistribution(self.actor_network),
                 data=tensordict,
                 params=None,
                 log_prob_key=self.tensor_keys.sample_log_prob,

@@ -12,6 +12,7 @@ from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.torchrl.entries import entry
+from vtrace_plugins.torchrl.networks import distribution
 
 _ONE_HOT = (OneHotCategorical, MaskedOneHotCategorical)  # their event_shape says nothing of the action's
 
@@ -28,7 +29,7 @@ def recorded_log_prob(actor: Any, keys: list[NestedKey], tensordict: TensorDictB
     Upstream's VTrace drops that action and takes the log-prob of the distribution's mode (or of a fresh sample), so its
     ratios are not 1 on-policy.
     """
-    dist = actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
+    dist = distribution(actor, tensordict)
     composite = isinstance(dist, CompositeDistribution)
     dists = dist.dists if composite else {keys[0]: dist}
     for key, part in dists.items():

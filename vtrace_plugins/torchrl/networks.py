@@ -8,9 +8,19 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    set_interaction_type,
+    skip_existing,
+)
+from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
+from torchrl.modules import ProbabilisticActor, ValueOperator
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.torchrl.entries import entry
@@ -44,6 +54,60 @@ def unvalidated(device: torch.device) -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+def _is_plain(module: Any) -> bool:
+    """Whether calling it comes to ``module.module`` on its inputs: no option or hook of tensordict's is in between."""
+    return (
+        type(module) in (TensorDictModule, ValueOperator)
+        and not isinstance(module.module, TensorDictModuleBase)
+        and module.method is None
+        and module._kwargs is None
+        and not (module._forward_hooks or module._forward_pre_hooks or skip_existing())
+    )
+
+
+def _outputs(module: Any, inputs: list[Any]) -> dict[NestedKey, Any] | None:
+    """What a module writes, if it is a plain one that gives tensors; tensordict's own way takes longer than a small
+    network does."""
+    if any(x is None for x in inputs) or not _is_plain(module):
+        return None
+    found = module.module(*inputs)
+    found = found if isinstance(found, tuple) else (found,)
+    if len(found) != len(module.out_keys_source) or not all(isinstance(x, Tensor) for x in found):
+        return None
+    return dict(zip(module.out_keys_source, found, strict=True))
+
+
+def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
+    """``actor.get_dist`` of the tensordict, by the short way where its modules are plain."""
+    if type(actor) in (ProbabilisticActor, ProbabilisticTensorDictSequential) and not actor.return_composite:
+        *modules, last = actor.module.children()
+        if isinstance(last, ProbabilisticTensorDictModule):
+            entries: dict[NestedKey, Any] = {}
+            with set_interaction_type(interaction_type() or actor.default_interaction_type):
+                for module in modules:
+                    inputs = [entries[k] if k in entries else tensordict.get(k, None) for k in module.in_keys]
+                    found = _outputs(module, inputs)
+                    if found is None:
+                        break
+                    entries |= found
+                else:
+                    return last.get_dist(TensorDict(entries, batch_size=tensordict.batch_size))
+    return actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
+
+
+class WithDistribution:
+    """An actor whose ``get_dist`` is :func:`distribution`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def get_dist(self, tensordict: TensorDictBase) -> Any:
+        return distribution(self._actor, tensordict)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._actor, name)
+
+
 def root_and_next_values(
     network: Any, tensordict: TensorDictBase, key: NestedKey, time_dim: int
 ) -> tuple[Tensor, Tensor]:
@@ -59,8 +123,8 @@ def root_and_next_values(
     shape = list(tensordict.batch_size)
     shape = [2, *shape] if only_time else [*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]]
 
-    both = TensorDict({}, batch_size=shape, device=tensordict.device)
-    for name in (*network.in_keys, key):
+    joined: dict[NestedKey, Tensor] = {}
+    for name in (*network.in_keys, *((key,) if skip_existing() else ())):
         now, then = tensordict.get(name, None), after.get(name, None)
         if now is None or (then is None and name == key):
             continue  # the network says what it misses
@@ -73,7 +137,11 @@ def root_and_next_values(
             raise VTraceError(str(("next", name)), wanted, f"shape {list(then.shape)}")
         elif name != key and now.is_floating_point():
             then = torch.where(torch.isnan(then), now, then)
-        both.set(name, join([now, then], dim))
-    values = entry(network(both), key, "the value, which the value network should write: set_keys(value=...)")
+        joined[name] = join([now, then], dim)
+    found = _outputs(network, [joined.get(name) for name in network.in_keys])
+    values = None if found is None else found.get(key)
+    if values is None:
+        both = TensorDict(joined, batch_size=shape, device=tensordict.device)
+        values = entry(network(both), key, "the value, which the value network should write: set_keys(value=...)")
     root, following = values.unbind(dim) if only_time else values.chunk(2, dim)
     return root, following
