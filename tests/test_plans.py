@@ -129,3 +129,56 @@ def test_what_is_chosen(time_is_contiguous, multiprocessors):
                 (*plan[:3], plan.stages, plan.loads.value, plan.run, plan.chunk_tiles == 1, max(8, chunk_maps))
             )
     assert len(variants) <= 64
+
+
+@pytest.mark.parametrize("T", [21, 5000], ids=["one launch", "two"])
+def test_arguments_meet_their_parameters(monkeypatch, T):
+    """They are handed over by position, some sixty of them."""
+    from vtrace_plugins._core import launch, ops
+
+    if not launch.INTERPRETED:
+        pytest.skip("what is recorded is launched nowhere")
+    calls, kernel = [], launch.vtrace_kernel
+    names = kernel.arg_names
+
+    class Recorder:
+        def __getitem__(self, grid):
+            return lambda *args, **options: calls.append(dict(zip(names, args, strict=True)))
+
+    monkeypatch.setattr(launch, "vtrace_kernel", Recorder())
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(ops, "_launches", {})
+    data = tensors(window(3, T), dtype=torch.float32)
+    vtrace(**data, gamma=0.97, lam=0.9, rho_bar=1.1, c_bar=1.2, pg_rho_bar=1.3, backend="triton")
+    plan = launch.choose(3, T, True, 132)
+    wanted = {"gamma": 0.97, "lam": 0.9, "rho_bar": 1.1, "c_bar": 1.2, "pg_rho_bar": 1.3, "rows": 3, "T": T}
+    wanted |= {"inner_size": 1, "chunk_tiles": plan.chunk_tiles, "BLOCK_ROWS": plan.block_rows, "LAMBDA_IS_ONE": False}
+    wanted |= {"BLOCK_TIME": plan.block_time, "STAGES": plan.stages, "RUN": plan.run, "WEIGHTED": True}
+    wanted |= {"ONE_TILE": plan.chunk_tiles == 1, "ROWS_FIRST": False, "mask": None, "step_gamma": None}
+    for given in calls:
+        assert {name: given[name] for name in wanted} == wanted
+        assert given["LOADS"] == plan.loads and given["CONTINUATION"] == launch.BOOTSTRAP
+        for name in ("log_pi", "log_mu", "values", "rewards", "terminated", "truncated"):
+            assert given[name][0].data_ptr() == data[name].data_ptr(), name
+        assert given["continuation"][0].data_ptr() == data["bootstrap_values"].data_ptr()
+    passes = [given["PASS"].value for given in calls]
+    assert passes == ([launch.WHOLE.value] if T == 21 else [launch.SUMMARY.value, launch.APPLY.value])
+
+
+def test_what_a_straight_launch_hands_to_triton():
+    """``launch.straight`` calls what ``handle[grid]`` calls, with the same first arguments."""
+    import inspect
+
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.compiler.compiler import CompiledKernel
+
+    assert list(inspect.signature(CudaLauncher.__call__).parameters)[1:6] == [
+        "gridX",
+        "gridY",
+        "gridZ",
+        "stream",
+        "function",
+    ]
+    source = " ".join(inspect.getsource(CompiledKernel.__getitem__).split())
+    order = "stream, self.function, self.packed_metadata, launch_metadata, knobs.runtime.launch_enter_hook, "
+    assert f"self.run(grid[0], grid[1], grid[2], {order}knobs.runtime.launch_exit_hook, *args)" in source
