@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vtrace_plugins._core.api import resolve
 from vtrace_plugins._core.checks import VTraceError, check_backend, check_inputs
-from vtrace_plugins._core.inputs import Inputs
+from vtrace_plugins._core.inputs import CLIPS, FLAGS, Inputs
 from vtrace_plugins.diagnostics import importance
 
 
@@ -120,7 +120,7 @@ class _Data:
             if t is not None:
                 self.floats[name] = t
         shape, device = self.floats["values"].shape, x.values.device
-        flags = {name: first(getattr(x, name)) for name in ("terminated", "truncated", "mask")}
+        flags = {name: first(getattr(x, name)) for name in FLAGS}
         no, yes = (torch.full(shape, value, device=device) for value in (False, True))
         self.terminated = flags["terminated"] != 0 if flags["terminated"] is not None else no
         self.truncated = no if flags["truncated"] is None else flags["truncated"] != 0
@@ -147,7 +147,7 @@ def _findings(data: _Data) -> Iterator[tuple[str, str]]:
     yield from _resets(data)
     yield from _continuations(data)
     yield from _axes(data)
-    for name in ("gamma", "rho_bar", "c_bar", "pg_rho_bar"):
+    for name in ("gamma", *CLIPS):
         high = 1.0 if name == "gamma" else float("inf")
         option = getattr(x, name)
         if isinstance(option, Tensor) and not bool(((option >= 0) & (option <= high)).all()):

@@ -23,7 +23,7 @@ from vtrace_plugins._core.kernels import (
     combine,
     combine_with_rest,
     entering,
-    is_clipped,
+    slope_times,
     then,
 )
 
@@ -180,15 +180,14 @@ def adjoint_kernel(
             rho = clip(w, rho_bar, rho_bar_pointer, COMPUTE)
             by_advantage = read(grad_advantages, outer, t, inner, real).to(COMPUTE)
             q = by_advantage
-            clipped = is_clipped(w, rho_bar, rho_bar_pointer, COMPUTE)
-            by_log_ratio = tl.where(clipped, 0.0, w * g * (reward + discount * next_value - value))
-            traced = goes_on & ~is_clipped(w, c_bar, c_bar_pointer, COMPUTE)
-            by_log_ratio += tl.where(traced, w * lambda_ * discount * g * delta_ahead, 0.0)
+            difference = reward + discount * next_value - value
+            by_log_ratio = slope_times(w, rho_bar, rho_bar_pointer, g * difference, COMPUTE)
+            traced = slope_times(w, c_bar, c_bar_pointer, lambda_ * discount * g * delta_ahead, COMPUTE)
+            by_log_ratio += tl.where(goes_on, traced, 0.0)
             if WEIGHTED and grad_advantages is not None:
                 q = q * clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
                 unweighted = reward + discount * priced - value
-                clipped = is_clipped(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE)
-                by_log_ratio += tl.where(clipped, 0.0, w * by_advantage * unweighted)
+                by_log_ratio += slope_times(w, pg_rho_bar, pg_rho_bar_pointer, by_advantage * unweighted, COMPUTE)
             by_reward = rho * g + q
             by_value = by_target - by_reward
             if CONTINUATION != NEXT:  # this value is also what the step before calls its next one

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vtrace_plugins._core import launch
 from vtrace_plugins._core.adjoint_kernel import adjoint_kernel
-from vtrace_plugins._core.inputs import Inputs
+from vtrace_plugins._core.inputs import CLIPS, FLAGS, Inputs
 from vtrace_plugins._core.kernels import APPLY, SUMMARY, WHOLE
 from vtrace_plugins._core.layout import compute_dtype, empty_gradients
 
@@ -26,7 +26,7 @@ def gradients(
     if targets.dtype is not dtype:  # they were rounded, and their distance from the values counts
         exact = x._replace(values=x.values.to(dtype))
         targets, _ = launch.prepare(exact)(exact)
-    where = launch.geometry(x, single_steps=False)
+    where = launch.geometry(x, shortest_run=4)  # a thread's share of a tile, though this kernel has no runs
     folded, time_is_contiguous, plan, chunks, grid = where
     outer, _, inner = folded
     results = empty_gradients(x, wanted)
@@ -38,9 +38,9 @@ def gradients(
     names = launch.input_names(x)
     views = [folded_or_none(name, getattr(x, name)) for name in names]
     views += [folded_or_none("", t) for t in (targets, grad_targets, grad_advantages)]
-    views += [folded_or_none(name, by.get(name)) for name in names if name not in ("terminated", "truncated", "mask")]
+    views += [folded_or_none(name, by.get(name)) for name in names if name not in FLAGS]
 
-    bars = (getattr(x, name) for name in launch.CLIPS)
+    bars = (getattr(x, name) for name in CLIPS)
     arguments = (
         *(None if t is None else (t, *t.stride()) for t in views),
         *(bar if isinstance(bar, Tensor) else None for bar in bars),

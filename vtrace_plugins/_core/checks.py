@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.inputs import Inputs
+from vtrace_plugins._core.inputs import CLIPS, CONTINUATIONS, FLAGS, Inputs
 
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGER = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -24,9 +24,9 @@ _DTYPES = {
     "bool, integer or floating": (torch.bool, *_FLOATING, *_INTEGER),
 }
 _REQUIRED = ("log_pi", "log_mu", "rewards", "terminated")
-_OPTIONAL = ("truncated", "bootstrap_values", "last_value", "next_values", "mask")
+_OPTIONAL = ("truncated", *CONTINUATIONS, "mask")
 FLAG = "bool, integer or floating"
-_KINDS = {"rewards": "floating or integer", **dict.fromkeys(("terminated", "truncated", "mask"), FLAG)}
+_KINDS = {"rewards": "floating or integer", **dict.fromkeys(FLAGS, FLAG)}
 BACKENDS = ("auto", "triton", "torch", "reference")
 
 
@@ -143,12 +143,9 @@ def _check_tensors(x: Inputs) -> int:
 
 def _check_continuation(x: Inputs) -> None:
     """Exactly one of the three ways to say what follows a window or a truncated step."""
-    names = ("bootstrap_values", "last_value", "next_values")
-    given = [name for name in names if getattr(x, name) is not None]
+    given = [name for name in CONTINUATIONS if getattr(x, name) is not None]
     if len(given) != 1:
-        raise VTraceError(
-            "bootstrap_values, last_value, next_values", "exactly one of the three", " and ".join(given) or "none"
-        )
+        raise VTraceError(", ".join(CONTINUATIONS), "exactly one of the three", " and ".join(given) or "none")
     if given == ["last_value"]:
         for other in ("truncated", "mask"):
             if getattr(x, other) is not None:
@@ -195,7 +192,7 @@ def _check_options(x: Inputs) -> None:
         missing = values.ndim - gamma.ndim
         if missing < 0 or any(g not in (1, v) for g, v in zip(gamma.shape, values.shape[missing:], strict=True)):
             raise VTraceError("gamma", f"a shape that broadcasts to {list(values.shape)}", f"shape {list(gamma.shape)}")
-    for name in ("rho_bar", "c_bar", "pg_rho_bar"):
+    for name in CLIPS:
         bar = getattr(x, name)
         _check_option(name, bar, values, math.inf)
         if isinstance(bar, Tensor) and bar.ndim > 0:

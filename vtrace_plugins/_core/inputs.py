@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+FLAGS = ("terminated", "truncated", "mask")
+CONTINUATIONS = ("bootstrap_values", "last_value", "next_values")  # exactly one is given
+CLIPS = ("rho_bar", "c_bar", "pg_rho_bar")
+
 
 class Inputs(NamedTuple):
     """What :func:`~vtrace_plugins.vtrace` was given, checked: see there for shapes and meanings.
@@ -30,3 +34,8 @@ class Inputs(NamedTuple):
     lam: float
     weight_advantages: bool
     time_dim: int
+
+    @property
+    def continuation(self) -> str:
+        """The name of the continuation that was given."""
+        return next(name for name in CONTINUATIONS if getattr(self, name) is not None)

@@ -24,9 +24,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))  # passes
 BOOTSTRAP, LAST, NEXT = (tl.constexpr(x) for x in range(3))  # bootstrap_values, last_value, next_values
 
-# When a tile that nothing else hides the latency of is loaded. The compiler puts off what it wants last, behind a wait
-# for what it wants first; volatile loads stay in order. The continuation waits for the flags, as it is read only where
-# it counts; AT_ONCE reads it everywhere.
+# How a tile is loaded. AS_NEEDED: as the compiler orders it, which puts off what it wants last, behind a wait for what
+# it wants first; other tiles hide that. IN_ORDER: volatile, so that nothing is put off. AT_ONCE: volatile too, and
+# nothing waits for the flags, so that the continuation is read where it does not count as well.
 AS_NEEDED, IN_ORDER, AT_ONCE = (tl.constexpr(x) for x in range(3))
 
 
@@ -74,6 +74,12 @@ def is_clipped(w, bar, bar_pointer, COMPUTE: tl.constexpr):
 def clip(w, bar, bar_pointer, COMPUTE: tl.constexpr):
     """min(bar, w)"""
     return tl.where(is_clipped(w, bar, bar_pointer, COMPUTE), limit(bar, bar_pointer, COMPUTE), w)
+
+
+@triton.jit
+def slope_times(w, bar, bar_pointer, x, COMPUTE: tl.constexpr):
+    """The derivative of ``clip`` by log w, times x: exactly 0 where w is clipped, whatever x is there."""
+    return tl.where(is_clipped(w, bar, bar_pointer, COMPUTE), 0.0, w * x)
 
 
 @triton.jit
@@ -224,7 +230,8 @@ def vtrace_kernel(
     else:
         row_exists, outer, inner = row_exists[:, :, None], outer[:, :, None], inner[:, :, None]
         step = tl.arange(0, RUN)[None, None, :]
-        # Runs do not lie as the middle 2 says; it sorts the axes: a warp takes more runs before it takes more rows.
+        # Runs do not lie as the middle 2 says; it sorts the axes: a warp takes more runs before it takes more rows. The
+        # steps stay the innermost axis, and only along it are loads made wider.
         i = tl.max_contiguous(i[:, :, None] + step, [1, 2, RUN])
     chunk = tl.program_id(1)
     if PASS == SUMMARY:  # from the end: APPLY begins with what was read last, and finds it in the cache

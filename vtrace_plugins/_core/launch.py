@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vtrace_plugins._core.checks import VTraceError
-from vtrace_plugins._core.inputs import Inputs
+from vtrace_plugins._core.inputs import CLIPS, CONTINUATIONS, Inputs
 from vtrace_plugins._core.kernels import (
     APPLY,
     AS_NEEDED,
@@ -29,8 +29,7 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
-CLIPS = ("rho_bar", "c_bar", "pg_rho_bar")
-CONTINUATIONS = {"bootstrap_values": BOOTSTRAP, "last_value": LAST, "next_values": NEXT}  # exactly one is given
+_KINDS = dict(zip(CONTINUATIONS, (BOOTSTRAP, LAST, NEXT), strict=True))
 _POOL = (*Inputs._fields, "targets", "advantages")
 
 
@@ -56,20 +55,20 @@ def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int)
 
 
 def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
-    """Four steps a thread. Whole rows in one tile if they fit, else tile by tile; few long rows in chunks."""
+    """Whole rows in one tile if they fit, else tile by tile; few long rows in chunks. Mostly four steps a thread."""
     if time > 2048 and rows < multiprocessors:
         block_time, warps = (512, 4) if time <= 512 * _MOST_CHUNKS else (2048, 8)
         return Plan(1, block_time, warps, triton.cdiv(triton.cdiv(time, block_time), _MOST_CHUNKS))
     if time > 2048:
         return Plan(1, 512, 4, triton.cdiv(time, 512), stages=3)
     block_time = max(8, triton.next_power_of_2(time))
-    each = rows * block_time / multiprocessors  # steps
-    if each <= 64 and block_time <= 32:
+    steps = rows * block_time / multiprocessors
+    if steps <= 64 and block_time <= 32:
         return Plan(32 // block_time, block_time, 1, 1, loads=AT_ONCE, run=1)
     at_most = 2 ** (max(1, rows // multiprocessors).bit_length() - 1)  # rows, or some multiprocessors have none
     at_least = min(8, 256 // block_time)  # spare rows cost less than a program of a single warp
     block_rows = max(min(at_most, 32, 1024 // block_time), at_least) if block_time <= 256 else 1
-    loads = AT_ONCE if each <= 64 else IN_ORDER if each <= 512 else AS_NEEDED
+    loads = AT_ONCE if steps <= 64 else IN_ORDER if steps <= 512 else AS_NEEDED
     return Plan(block_rows, block_time, max(1, block_rows * block_time // 128), 1, loads=loads)
 
 
@@ -133,21 +132,20 @@ class Geometry(NamedTuple):
     grid: tuple[int, int, int]
 
 
-def geometry(x: Inputs, single_steps: bool) -> Geometry:
-    """``single_steps``: the kernel can take runs of one step."""
+def geometry(x: Inputs, shortest_run: int = 1) -> Geometry:
+    """``shortest_run``: of steps, that the kernel's threads take."""
     outer, time, inner = folded = folded_shape(x.values.shape, x.time_dim)
     time_is_contiguous = x.values.stride(x.time_dim) == 1 or time == 1
     plan = choose(outer * inner, time, time_is_contiguous, multiprocessors(x.values.device))
-    if plan.run == 1 and not (single_steps and time_is_contiguous):
-        plan = plan._replace(block_rows=4 * plan.block_rows, run=4)  # for as many threads
+    run = max(plan.run, shortest_run if time_is_contiguous else 4)
+    plan = plan._replace(block_rows=plan.block_rows * run // plan.run, run=run)  # for as many threads
     chunks = triton.cdiv(triton.cdiv(time, plan.block_time), plan.chunk_tiles)
     return Geometry(folded, time_is_contiguous, plan, chunks, (triton.cdiv(outer * inner, plan.block_rows), chunks, 1))
 
 
 def input_names(x: Inputs) -> list[str]:
     """The inputs that both kernels begin with, in their order; the continuation is the one that was given."""
-    continuation = next(name for name in CONTINUATIONS if getattr(x, name) is not None)
-    return ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", continuation, "mask", "gamma"]
+    return ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", x.continuation, "mask", "gamma"]
 
 
 def settled(x: Inputs, where: Geometry, views: Iterable[Tensor]) -> list[Any]:
@@ -158,7 +156,7 @@ def settled(x: Inputs, where: Geometry, views: Iterable[Tensor]) -> list[Any]:
     return [
         *(0.0 if isinstance(number, Tensor) else number for number in numbers),
         *(outer * inner, time, inner, plan.chunk_tiles, chunks),
-        next(kind for name, kind in CONTINUATIONS.items() if getattr(x, name) is not None),
+        _KINDS[x.continuation],
         x.lam == 1,
         x.weight_advantages,
         tl.float64 if compute_dtype(x) is torch.float64 else tl.float32,
@@ -211,7 +209,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     are 1 or divisible by 16; all of those are in the signature.
     """
     shape, time_dim, device = x.values.shape, x.time_dim, x.values.device
-    where = geometry(x, single_steps=True)
+    where = geometry(x)
     (outer, time, inner), time_is_contiguous, plan, chunks, grid = where
     rows, folded, dtype = outer * inner, where.folded, compute_dtype(x)
 
@@ -233,7 +231,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         *settled(x, where, views.values()),
         plan.chunk_tiles == 1,
         not time_is_contiguous,
-        4 if inner % 16 == 0 and plan.block_rows >= 4 else 1,  # ROWS_TOGETHER
+        4 if inner % 16 == 0 else 1,  # ROWS_TOGETHER
         1 if dtype is torch.float64 else plan.stages,  # whose tiles ahead need not fit into shared memory
         plan.loads if plan.chunk_tiles == 1 else AS_NEEDED,
         plan.run,
@@ -253,8 +251,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
                 "free memory or pass fewer windows at once"
             ) from error
         pool: tuple[Any, ...] = (*x, *results)
-        runs = tuple(compiled)  # once: another thread may fill it meanwhile
-        address: Any = Tensor.data_ptr if runs else lambda t: t
+        launches = tuple(compiled)  # once: another thread may fill it meanwhile
+        address: Any = Tensor.data_ptr if launches else lambda t: t
         arguments: list[Any] = template.copy()
         kept = []  # alive until the launch
         for i, place, name, strides in strided:
@@ -267,12 +265,12 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
             arguments[i] = address(pool[place])
         if summaries is not None:
             first = summaries.data_ptr()
-            halves: Any = (first, first + summaries.nbytes // 2) if runs else summaries
+            halves = (first, first + summaries.nbytes // 2) if launches else (summaries[0], summaries[1])
             arguments[summary_places : summary_places + 2] = halves
         with current(device):
-            if runs:
-                for run, (which, _) in zip(runs, passes, strict=True):
-                    run([*arguments, which])
+            if launches:
+                for one, (which, _) in zip(launches, passes, strict=True):
+                    one([*arguments, which])
             else:
                 with _a_compiler_wanted():
                     handles = [

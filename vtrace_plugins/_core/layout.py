@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.inputs import Inputs
+from vtrace_plugins._core.inputs import CLIPS, FLAGS, Inputs
 
 
 def compute_dtype(x: Inputs) -> torch.dtype:
@@ -41,8 +41,8 @@ def on_time_first(function: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs
     prepared: dict[str, Any] = {
         **{name: number(getattr(x, name)) for name in ("log_pi", "log_mu", "values", "rewards")},
         **{name: number(getattr(x, name)) for name in ("bootstrap_values", "next_values")},
-        **{name: flag(getattr(x, name)) for name in ("terminated", "truncated", "mask")},
-        **{name: clip(getattr(x, name)) for name in ("rho_bar", "c_bar", "pg_rho_bar")},
+        **{name: flag(getattr(x, name)) for name in FLAGS},
+        **{name: clip(getattr(x, name)) for name in CLIPS},
         "last_value": None if x.last_value is None else x.last_value.to(dtype),
         "gamma": number(x.gamma) if isinstance(x.gamma, Tensor) else x.gamma,
         "time_dim": 0,

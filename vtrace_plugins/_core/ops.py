@@ -16,7 +16,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from vtrace_plugins._core.checks import check_inputs
-from vtrace_plugins._core.inputs import Inputs
+from vtrace_plugins._core.inputs import FLAGS, Inputs
 from vtrace_plugins._core.layout import empty_gradients, empty_results, on_time_first
 from vtrace_plugins._core.torch_scan import vtrace_torch
 
@@ -37,7 +37,7 @@ _library.define(  # ``wanted``: by which of the arguments
 _DATA = Inputs._fields.index("gamma")  # how many of Inputs are tensors or None ...
 _TENSORS = _DATA + 4  # ... and with gamma and the three clips, as tensors
 _CLIPS = range(_DATA + 1, _TENSORS)
-_FLAGS = frozenset(Inputs._fields.index(name) for name in ("terminated", "truncated", "mask"))  # have no gradient
+_FLAGS = frozenset(Inputs._fields.index(name) for name in FLAGS)  # have no gradient
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _NUMBERS = frozenset((float, int, bool))
 
