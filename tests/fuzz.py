@@ -1,12 +1,14 @@
 """A long random campaign of every backend against the float64 loop, wider than the property tests.
 
     python tests/fuzz.py --windows 20000 --out benchmarks/results/fuzz_cpu.json
-    python tests/fuzz.py --device cuda --windows 100000 --styles 40 --workers 14 --out benchmarks/results/fuzz_h200.json
+    python tests/fuzz.py --device cuda --windows 100000 --styles 120 --workers 14 \\
+        --out benchmarks/results/fuzz_h200.json
 
-Draws shapes, time dimensions, strides (holes, time-major memory, zero strides from ``expand``), a dtype a tensor, flags
-of any dtype, padding, every option as a number or a tensor; and then poisons one step of one episode (NaN, inf,
-denormals, huge values and ratios) and wants every bit outside of that episode unchanged. A window is reproduced by its
-number: ``--first 1234 --windows 1``. Exit status 1 if anything disagreed.
+Draws shapes, the launcher's plan (its own choice, or any other way to cut a window into tiles and chunks), time
+dimensions, strides (holes, time-major memory, zero strides from ``expand``), a dtype a tensor, flags of any dtype,
+padding, every option as a number or a tensor; and then poisons one step of one episode (NaN, inf, denormals, huge
+values and ratios) and wants every bit outside of that episode unchanged. A window is reproduced by its number:
+``--first 1234 --windows 1``. Exit status 1 if anything disagreed.
 On a GPU nearly every window is a new variant of the kernel, which takes most of a second to compile; with ``--styles``
 the windows share so many combinations of dtypes, layouts and options, and differ in shapes, numbers and data.
 """
@@ -23,14 +25,16 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import oracle
+import test_plans
 import torch
 from helpers import TOLERANCE, assert_close
 from tqdm import tqdm
@@ -40,9 +44,29 @@ from vtrace_plugins import vtrace
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 FLAGS = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32)
 POISONS = (math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-40)
+PLANS = (None, *test_plans.PLANS.values())
 INTERPRETED_ELEMENTS = 60  # the interpreter takes 0.1 ms an element
 
 Outcome = tuple[Counter[str], dict[str, float], list[str]]
+
+
+_prepared: dict[object, object] = {}  # launches by plan
+
+
+@contextmanager
+def planned(plan: tuple[int, ...] | None) -> Iterator[None]:
+    """The launcher chooses this plan, or as it will."""
+    if plan is None:
+        yield
+        return
+    from vtrace_plugins._core import launch, ops
+
+    before = launch.choose, ops._launches
+    launch.choose, ops._launches = lambda *_: launch.Plan(*plan), _prepared.setdefault(plan, {})
+    try:
+        yield
+    finally:
+        launch.choose, ops._launches = before
 
 
 class Window:
@@ -82,6 +106,7 @@ class Window:
             "lam": float(style.choice([0.0, 0.9, 1.0])),
             "weight_advantages": bool(style.random() < 0.5),
         }
+        self.plan = PLANS[style.integers(len(PLANS))]
         if style.random() < 0.2:
             self.data["gamma"] = self.options["gamma"] ** rng.integers(1, 4, size=shape)
         common = FLOATS[style.choice(4, p=[0.3, 0.4, 0.15, 0.15])]
@@ -123,7 +148,8 @@ class Window:
         return tensors
 
     def run(self, backend: str, tensors: dict[str, object]) -> torch.Tensor:
-        results = torch.stack(list(vtrace(**tensors, time_dim=self.time_dim, backend=backend)))
+        with planned(self.plan if backend == "triton" else None):
+            results = torch.stack(list(vtrace(**tensors, time_dim=self.time_dim, backend=backend)))
         return results.movedim(1 + self.time_dim, -1).reshape(2, self.rows, self.T).cpu()
 
     def tolerance(self) -> float:
