@@ -133,6 +133,8 @@ def test_register_takes_defaults_and_unregister_restores():
     unregister()  # twice does no harm
     with pytest.raises(VTraceError, match="lambda_: expected one of TritonVTrace's arguments"):
         register(lambda_=0.5)
+    with pytest.raises(VTraceError, match=r"gamma: expected a number in \[0, 1\], got 2.0"):
+        register(gamma=2.0)
 
 
 def test_a_loss_without_an_actor():

@@ -37,12 +37,30 @@ from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, re
 from vtrace_plugins.torchrl.networks import WithDistribution, held_out, root_and_next_values, unvalidated
 
 
-def check_known(options: dict[str, Any]) -> None:
-    """Every name is one of the constructor's arguments."""
+def check_options(**options: Any) -> None:
+    """These of the constructor's arguments: that it takes them, and what they may be."""
     known = inspect.signature(TritonVTrace).parameters.keys() | inspect.signature(VTrace).parameters.keys()
     for name in options:
         if name not in known - {"kwargs"}:
             raise VTraceError(name, f"one of TritonVTrace's arguments, {sorted(known - {'kwargs'})}", "an unknown one")
+    of, weighted = options.get("log_prob_of", "recorded"), options.get("weight_advantages")
+    if of not in ("recorded", "upstream"):
+        raise VTraceError("log_prob_of", "'recorded' or 'upstream'", repr(of))
+    if weighted is not None:
+        check_flag("weight_advantages", weighted)
+    if of == "upstream" and weighted is False:
+        wanted = "True or None beside log_prob_of='upstream', whose purpose is upstream's numbers"
+        raise VTraceError("weight_advantages", wanted, "False")
+    for name in ("differentiable", "average_adv", "shifted"):
+        if name in options:
+            check_flag(name, options[name])
+    check_backend(options.get("backend", "auto"))
+    check_number("lmbda", options.get("lmbda", 1.0), 1.0)
+    for name in ("gamma", "rho_thresh", "c_thresh", "pg_rho_thresh"):
+        number = options.get(name)
+        absent = number is None and (name == "pg_rho_thresh" or name not in options)
+        if not absent and not isinstance(number, Tensor):
+            check_number(name, number, 1.0 if name == "gamma" else math.inf, "a number or a tensor")
 
 
 class TritonVTrace(VTrace):
@@ -100,30 +118,20 @@ class TritonVTrace(VTrace):
         backend: str = "auto",
         **kwargs: Any,
     ) -> None:
-        if log_prob_of not in ("recorded", "upstream"):
-            raise VTraceError("log_prob_of", "'recorded' or 'upstream'", repr(log_prob_of))
-        if weight_advantages is not None:
-            check_flag("weight_advantages", weight_advantages)
-        if log_prob_of == "upstream" and weight_advantages is False:
-            raise VTraceError(
-                "weight_advantages",
-                "True or None beside log_prob_of='upstream', whose purpose is upstream's numbers",
-                "False",
-            )
-        check_known(kwargs)
-        for name in ("differentiable", "average_adv", "shifted"):
-            if name in kwargs:
-                check_flag(name, kwargs[name])
+        check_options(
+            gamma=gamma,
+            rho_thresh=rho_thresh,
+            c_thresh=c_thresh,
+            pg_rho_thresh=pg_rho_thresh,
+            lmbda=lmbda,
+            weight_advantages=weight_advantages,
+            log_prob_of=log_prob_of,
+            backend=backend,
+            **kwargs,
+        )
         if value_network is not None and not hasattr(value_network, "in_keys"):
             wanted = "a TensorDictModule, or None where the tensordict has the values"
             raise VTraceError("value_network", wanted, type(value_network).__name__)
-        check_backend(backend)
-        check_number("lmbda", lmbda, 1.0)
-        _check_unless_tensor("gamma", gamma, 1.0)
-        _check_unless_tensor("rho_thresh", rho_thresh, math.inf)
-        _check_unless_tensor("c_thresh", c_thresh, math.inf)
-        if pg_rho_thresh is not None:
-            _check_unless_tensor("pg_rho_thresh", pg_rho_thresh, math.inf)
         super().__init__(
             gamma=gamma,
             actor_network=actor_network,
@@ -387,8 +395,3 @@ class TritonVTrace(VTrace):
         centred = torch.where(real, advantage - advantage.sum() / count.clamp_min(1), 0.0)
         deviation = (centred.square().sum() / (count - 1).clamp_min(1)).sqrt()
         return (centred / deviation.clamp_min(1e-5)).to(dtype)
-
-
-def _check_unless_tensor(name: str, x: Any, high: float) -> None:
-    if not isinstance(x, Tensor):
-        check_number(name, x, high, "a number or a tensor")

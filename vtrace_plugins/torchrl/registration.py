@@ -6,7 +6,7 @@ from typing import Any
 
 from torchrl.objectives.utils import ValueEstimators, get_value_estimator_entry, register_value_estimator
 
-from vtrace_plugins.torchrl.estimator import TritonVTrace, check_known
+from vtrace_plugins.torchrl.estimator import TritonVTrace, check_options
 
 _upstream: Any = None  # the registry's entry that ours replaced, while it does
 
@@ -20,10 +20,10 @@ def register(**options: Any) -> None:
         **options: defaults for the constructor, over upstream's own (``backend="torch"``, ``lmbda=0.95``, ...).
 
     Raises:
-        VTraceError: for an option that the constructor does not take.
+        VTraceError: for an option that the constructor does not take, or a value that it refuses.
     """
     global _upstream
-    check_known(options)
+    check_options(**options)
     if _upstream is None:
         _upstream = get_value_estimator_entry(ValueEstimators.VTrace)
     register_value_estimator(ValueEstimators.VTrace, default_kwargs={**_upstream.default_kwargs, **options})(
