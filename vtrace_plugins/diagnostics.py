@@ -10,6 +10,8 @@ from torch import Tensor
 from vtrace_plugins._core.checks import (
     FLAG,
     VTraceError,
+    check_broadcasts,
+    check_device,
     check_dtype,
     check_number,
     check_tensor,
@@ -48,10 +50,9 @@ def _check_lags(lag: Any, lags: Any, log_pi: Tensor) -> None:
     if isinstance(lags, bool) or not isinstance(lags, int) or lags < 1:
         raise VTraceError("lags", "how many lags to report, 1 or more", repr(lags))
     check_type("lag", lag)
-    missing = log_pi.ndim - lag.ndim
-    if missing < 0 or any(n not in (1, m) for n, m in zip(lag.shape, log_pi.shape[missing:], strict=True)):
-        raise VTraceError("lag", f"a shape that broadcasts to {list(log_pi.shape)}", f"shape {list(lag.shape)}")
-    check_tensor("lag", lag, log_pi, "integer", lag.shape, of="log_pi")
+    check_broadcasts("lag", lag, log_pi.shape)
+    check_dtype("lag", lag, "integer")
+    check_device("lag", lag, log_pi.device, of="log_pi")
 
 
 def importance(

@@ -77,7 +77,13 @@ def check_dtype(name: str, x: Tensor, kind: str) -> None:
         raise VTraceError(name, f"a {kind} dtype", f"dtype {x.dtype}")
 
 
-def _check_device(name: str, x: Tensor, device: torch.device, of: str = "values") -> None:
+def check_broadcasts(name: str, x: Tensor, shape: torch.Size) -> None:
+    missing = len(shape) - x.ndim
+    if missing < 0 or any(n not in (1, m) for n, m in zip(x.shape, shape[missing:], strict=True)):
+        raise VTraceError(name, f"a shape that broadcasts to {list(shape)}", f"shape {list(x.shape)}")
+
+
+def check_device(name: str, x: Tensor, device: torch.device, of: str = "values") -> None:
     if x.device != device:
         raise VTraceError(name, f"device {device} (that of {of})", f"device {x.device}")
 
@@ -96,13 +102,14 @@ def check_type(name: str, x: Any) -> None:
 def check_tensor(
     name: str, x: Any, like: Tensor, kind: str, shape: torch.Size | None = None, of: str = "values"
 ) -> None:
-    """x in the shape and on the device of ``like``, which goes by the name of ``of``."""
+    """x in the shape (unless another is given) and on the device of ``like``, which goes by the name of ``of``."""
     check_type(name, x)
-    if x.shape != (like.shape if shape is None else shape):
-        shape, which = (like.shape, "") if shape is None or shape == like.shape else (shape, " without time")
+    shape = like.shape if shape is None else shape
+    if x.shape != shape:
+        which = "" if shape == like.shape else " without time"
         raise VTraceError(name, f"shape {list(shape)} (the shape of {of}{which})", f"shape {list(x.shape)}")
     check_dtype(name, x, kind)
-    _check_device(name, x, like.device, of)
+    check_device(name, x, like.device, of)
 
 
 def check_inputs(x: Inputs) -> Inputs:
@@ -180,7 +187,7 @@ def _check_option(name: str, x: Any, values: Tensor, high: float) -> None:
     if isinstance(x, Tensor):
         check_type(name, x)
         check_dtype(name, x, "floating or integer")
-        _check_device(name, x, values.device)
+        check_device(name, x, values.device)
     else:
         check_number(name, x, high, "a number or a tensor")
 
@@ -189,9 +196,7 @@ def _check_options(x: Inputs) -> None:
     values, gamma = x.values, x.gamma
     _check_option("gamma", gamma, values, 1.0)
     if isinstance(gamma, Tensor):
-        missing = values.ndim - gamma.ndim
-        if missing < 0 or any(g not in (1, v) for g, v in zip(gamma.shape, values.shape[missing:], strict=True)):
-            raise VTraceError("gamma", f"a shape that broadcasts to {list(values.shape)}", f"shape {list(gamma.shape)}")
+        check_broadcasts("gamma", gamma, values.shape)
     for name in CLIPS:
         bar = getattr(x, name)
         _check_option(name, bar, values, math.inf)

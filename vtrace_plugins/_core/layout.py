@@ -29,9 +29,10 @@ def on_time_first(function: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs
         return None if t is None else t.movedim(x.time_dim, 0).to(dtype)
 
     def flag(t: Tensor | None) -> Tensor | None:
-        if t is None or t.dtype is torch.bool:
-            return None if t is None else t.movedim(x.time_dim, 0)
-        return t.movedim(x.time_dim, 0) != 0
+        if t is None:
+            return None
+        t = t.movedim(x.time_dim, 0)
+        return t if t.dtype is torch.bool else t != 0
 
     def clip(bar: float | Tensor) -> float | Tensor:
         if isinstance(bar, Tensor):
