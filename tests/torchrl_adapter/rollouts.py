@@ -11,7 +11,7 @@ from tensordict.nn import (
 )
 from torch import distributions as d
 from torch import nn
-from torchrl.modules import OneHotCategorical, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import MaskedCategorical, OneHotCategorical, ProbabilisticActor, TanhNormal, ValueOperator
 
 OBSERVATIONS, ACTIONS = 4, 3
 
@@ -28,6 +28,13 @@ def _logits(distribution):
 def _gaussian(distribution):
     module = TensorDictModule(_net(2 * ACTIONS, NormalParamExtractor()), ["observation"], ["loc", "scale"])
     return ProbabilisticActor(module, ["loc", "scale"], distribution_class=distribution, return_log_prob=True)
+
+
+def _masked():
+    """Beside the logits of its net, the distribution takes an entry of the data: which actions there are."""
+    module = TensorDictModule(_net(ACTIONS), ["observation"], ["logits"])
+    in_keys = {"logits": "logits", "mask": "action_mask"}
+    return ProbabilisticActor(module, in_keys, distribution_class=MaskedCategorical, return_log_prob=True)
 
 
 class IndependentNormal(d.Independent):
@@ -62,6 +69,7 @@ def _composite():
 
 ACTORS = {
     "Categorical": lambda: _logits(d.Categorical),
+    "MaskedCategorical": _masked,
     "OneHotCategorical": lambda: _logits(OneHotCategorical),
     "Normal": lambda: _gaussian(IndependentNormal),
     "TanhNormal": lambda: _gaussian(TanhNormal),
@@ -77,6 +85,8 @@ def rollout(actor, *batch, device="cpu", seed=0, boundaries=0.2, features=1, val
     """A tensordict ``[*batch]`` (time last) whose actions and log-probs the actor itself has drawn."""
     torch.manual_seed(seed)
     data = TensorDict({"observation": torch.randn(*batch, OBSERVATIONS)}, batch_size=batch)
+    if "action_mask" in actor.in_keys:
+        data["action_mask"] = torch.arange(ACTIONS) != torch.randint(ACTIONS, (*batch, 1))
     with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
         data = actor(data)
     terminated = torch.rand(*batch, features) < boundaries

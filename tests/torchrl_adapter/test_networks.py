@@ -8,6 +8,7 @@ from tensordict.nn import TensorDictModule, set_skip_existing
 from torch import nn
 from torchrl.modules import ValueOperator
 
+from vtrace_plugins.torchrl.categorical import Categorical
 from vtrace_plugins.torchrl.networks import distribution, root_and_next_values
 
 
@@ -16,9 +17,23 @@ def test_the_same_distribution(kind):
     actor = ACTORS[kind]()
     data = rollout(actor, 3, 5)
     found, wanted = distribution(actor, data), actor.get_dist(data.select(*actor.in_keys))
-    assert type(found) is type(wanted)
+    assert isinstance(found, type(wanted))
     action = data if kind == "composite" else data["action"]
     torch.testing.assert_close(found.log_prob(action), wanted.log_prob(action))
+    if kind != "composite":
+        assert found.batch_shape == wanted.batch_shape
+        torch.testing.assert_close(actor._dist_sample(found), actor._dist_sample(wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_same_categorical(dtype):
+    logits = (4 * torch.randn(5, 7, 3)).to(dtype)
+    logits[0, :, 1] = -torch.inf
+    found, wanted = Categorical(logits), torch.distributions.Categorical(logits=logits)
+    for name in ("logits", "probs", "mode", "batch_shape", "event_shape", "param_shape"):
+        x, y = getattr(found, name), getattr(wanted, name)
+        assert x == y if isinstance(y, torch.Size) else torch.allclose(x.double(), y.double(), atol=0.02, rtol=0.02)
+    torch.testing.assert_close(found.entropy(), wanted.entropy(), atol=0.02, rtol=0.02)
 
 
 def values(network, data):

@@ -20,9 +20,10 @@ from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
-from torchrl.modules import ProbabilisticActor, ValueOperator
+from torchrl.modules import ProbabilisticActor, SafeProbabilisticModule, ValueOperator
 
 from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins.torchrl.categorical import Categorical
 from vtrace_plugins.torchrl.entries import entry
 
 
@@ -77,6 +78,23 @@ def _outputs(module: Any, inputs: list[Any]) -> dict[NestedKey, Any] | None:
     return dict(zip(module.out_keys_source, found, strict=True))
 
 
+def _last(module: ProbabilisticTensorDictModule, entries: dict[NestedKey, Any], tensordict: TensorDictBase) -> Any:
+    """Its distribution, of the entries that the modules before it wrote and else of the tensordict's (a mask, say)."""
+    if (
+        module.distribution_class is torch.distributions.Categorical
+        and type(module) in (ProbabilisticTensorDictModule, SafeProbabilisticModule)
+        and list(module.dist_keys) == ["logits"]
+        and not module.distribution_kwargs
+        and module.in_keys[0] in entries
+    ):
+        return Categorical(entries[module.in_keys[0]])
+    state = TensorDict(entries, batch_size=tensordict.batch_size)
+    for key in module.in_keys:
+        if state.get(key, None) is None and (found := tensordict.get(key, None)) is not None:
+            state.set(key, found)
+    return module.get_dist(state)
+
+
 def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
     """``actor.get_dist`` of the tensordict, by the short way where its modules are plain."""
     if type(actor) in (ProbabilisticActor, ProbabilisticTensorDictSequential) and not actor.return_composite:
@@ -91,7 +109,7 @@ def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
                         break
                     entries |= found
                 else:
-                    return last.get_dist(TensorDict(entries, batch_size=tensordict.batch_size))
+                    return _last(last, entries, tensordict)
     return actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
 
 
