@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -54,7 +55,7 @@ SHAPES = [(*shape, False) for shape in NT] + [(*shape, True) for shape in TN]
 def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
     """Tiles that give a thread 4, 8 or 16 steps, whole or streamed, and in chunks where there are few programs else.
 
-    Chunks of one tile, if the window is small, in every order of loads; and the shortest with a step a thread as well.
+    Whole windows in one tile, if they are small, in every order of loads; the shortest with a step a thread as well.
     """
     whole = max(8, triton.next_power_of_2(steps))
     if time_major:
@@ -73,13 +74,15 @@ def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
             programs = triton.cdiv(envs, block_rows) * chunks
             if chunks > 1 and (chunks > min(count, most) or not 128 <= programs <= 2300):
                 continue
+            if chunks > 1 and time_major and (block_time < 16 or block_rows > 16):  # more chunks, fewer programs
+                continue
             if chunks == 1 and programs < 64 and count > 4:  # most multiprocessors would have none
                 continue
             chunk_tiles = triton.cdiv(count, chunks)
-            for stages in (1, 2, 3):
+            for stages in (1, 2, 3) if chunks == 1 else (1, 2):
                 if stages > chunk_tiles or (stages == 1 and chunk_tiles > 16):
                     continue
-                in_flight = chunk_tiles == 1 and envs * steps <= SMALL
+                in_flight = chunks == chunk_tiles == 1 and envs * steps <= SMALL
                 for loads in LOADS if in_flight else (AS_NEEDED,):
                     yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages, loads)
     if not time_major and steps <= 128:
@@ -100,11 +103,27 @@ def use(plan: launch.Plan) -> None:
     ops._launches.clear()
 
 
-def compile_all(jobs: list[tuple[int, int, bool, launch.Plan]]) -> None:
-    for envs, steps, time_major, plan in jobs:
-        use(plan)
-        with suppress(OutOfResources):
-            vtrace(**window(min(envs, 2048), steps, time_major), gamma=0.99, time_dim=0 if time_major else 1)
+def compiled(envs: int, steps: int, time_major: bool, plan: launch.Plan) -> None:
+    use(plan)
+    with suppress(OutOfResources):
+        vtrace(**window(min(envs, 2048), steps, time_major), gamma=0.99, time_dim=0 if time_major else 1)
+
+
+def specialised(n: int) -> str:
+    """What triton compiles an integer argument apart for."""
+    return "1" if n == 1 else "16" if n % 16 == 0 else "any"
+
+
+def code(envs: int, steps: int, time_major: bool, plan: launch.Plan) -> tuple[object, ...]:
+    """The same for jobs that share their compiled kernels."""
+    chunks = triton.cdiv(triton.cdiv(steps, plan.block_time), plan.chunk_tiles)
+    integers = (envs, steps, plan.chunk_tiles, chunks)
+    block_chunks = max(8, triton.next_power_of_2(chunks))
+    return time_major, described(plan._replace(chunk_tiles=0)), block_chunks, *map(specialised, integers)
+
+
+def steps_a_thread(plan: launch.Plan) -> float:
+    return plan.block_rows * plan.block_time / plan.warps
 
 
 def main() -> None:
@@ -113,16 +132,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     args = parser.parse_args()
 
-    jobs = {}  # one for each variant of the code
-    for shape in SHAPES:
-        for plan in plans(*shape):
-            chunked = shape[1] > plan.block_time * plan.chunk_tiles
-            code = plan._replace(chunk_tiles=min(plan.chunk_tiles, 2))
-            jobs[shape[2], chunked, described(code)] = (*shape, plan)
-    listed = list(jobs.values())
-    print(f"compiling {len(listed)} variants", flush=True)
+    jobs = {code(*shape, plan): (*shape, plan) for shape in SHAPES for plan in plans(*shape)}
+    slowest_first = sorted(jobs.values(), key=lambda job: -steps_a_thread(job[3]))
+    began = time.perf_counter()
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
-        list(pool.map(compile_all, [listed[i :: args.workers] for i in range(args.workers)]))
+        list(pool.map(compiled, *zip(*slowest_first, strict=True)))
+    print(f"compiled {len(jobs)} variants in {time.perf_counter() - began:.0f} s", flush=True)
 
     chosen = launch.choose
     rows = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from torch import Tensor
 from torch.distributions import Categorical as _Categorical
 from torch.distributions import Distribution
@@ -19,10 +21,11 @@ class Categorical(_Categorical):
         self._num_events = logits.shape[-1]
         Distribution.__init__(self, logits.shape[:-1])
 
-    @property
-    def mode(self) -> Tensor:
+    @cached_property
+    def deterministic_sample(self) -> Tensor:
+        """The mode, by the name that tensordict asks for (twice: whether it is there, and for it)."""
         return self.logits.argmax(-1)
 
     @property
-    def deterministic_sample(self) -> Tensor:  # which tensordict asks for
-        return self.mode
+    def mode(self) -> Tensor:
+        return self.deterministic_sample
