@@ -5,7 +5,7 @@
 A figure is the wall-clock time of a call among several back to back (the GPU is waited for after the last, as a
 training loop does): the median of the repeats. The estimators take turns within each repeat, so that a slow spell of
 the host hits all of them. Like is compared with like: stock against ours on upstream's log-probs; ours on recorded
-actions stands beside it.
+actions stands beside it, and the least that any estimator needs: the two networks' passes with nothing around them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 
 import report
 import torch
@@ -26,13 +27,43 @@ from tqdm import tqdm
 
 from vtrace_plugins.torchrl import TritonVTrace
 
-SHAPES = ((64, 128), (4096, 128), (32, 2048), (32, 20))
-OBSERVATIONS, HIDDEN, ACTIONS = 8, 64, 4
+CASES = ((64, 128, 64), (4096, 128, 64), (4096, 128, 32), (32, 2048, 64), (32, 20, 64))  # envs, steps, hidden units
+OBSERVATIONS, ACTIONS = 8, 4
 WARM_UP, REPEATS, CALLS = 5, 15, 8
 
 
-def network(outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(OBSERVATIONS, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, outputs))
+def network(outputs: int, hidden: int = 64) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(OBSERVATIONS, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+def candidates(hidden: int, device: str) -> dict[str, Callable[[TensorDict], object]]:
+    torch.manual_seed(0)
+    policy, value = network(ACTIONS, hidden), network(1, hidden)
+    actor = ProbabilisticActor(
+        TensorDictModule(policy, ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=Categorical,
+        return_log_prob=True,
+    ).to(device)
+    networks = {
+        "gamma": 0.99,
+        "actor_network": actor,
+        "value_network": ValueOperator(value, in_keys=["observation"]).to(device),
+        "device": device,
+    }
+
+    @torch.no_grad()
+    def networks_alone(data: TensorDict) -> None:
+        policy(data["observation"])
+        value(data["observation"])
+        value(data["next", "observation"])
+
+    return {
+        "stock": VTrace(**networks),
+        "ours, upstream's log-probs": TritonVTrace(**networks, log_prob_of="upstream"),
+        "ours, recorded action": TritonVTrace(**networks, weight_advantages=True),
+        "networks alone": networks_alone,
+    }
 
 
 def rollout(actor: ProbabilisticActor, envs: int, steps: int, device: str) -> TensorDict:
@@ -54,16 +85,16 @@ def rollout(actor: ProbabilisticActor, envs: int, steps: int, device: str) -> Te
     return data
 
 
-def milliseconds(estimators: dict[str, VTrace], data: TensorDict) -> dict[str, float]:
+def milliseconds(functions: dict[str, Callable[[TensorDict], object]], data: TensorDict) -> dict[str, float]:
     synchronize = torch.cuda.synchronize if data["observation"].is_cuda else lambda: None
-    times: dict[str, list[float]] = {name: [] for name in estimators}
+    times: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(REPEATS + WARM_UP):
-        for name, estimator in estimators.items():
+        for name, function in functions.items():
             given = [data.copy() for _ in range(CALLS)]
             synchronize()
             start = time.perf_counter()
             for each in given:
-                estimator(each)
+                function(each)
             synchronize()
             if repeat >= WARM_UP:
                 times[name].append(1e3 * (time.perf_counter() - start) / CALLS)
@@ -76,35 +107,22 @@ def main() -> None:
     report.add_arguments(parser)
     args = parser.parse_args()
 
-    torch.manual_seed(0)
-    actor = ProbabilisticActor(
-        TensorDictModule(network(ACTIONS), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=Categorical,
-        return_log_prob=True,
-    ).to(args.device)
-    critic = ValueOperator(network(1), in_keys=["observation"]).to(args.device)
-    networks = {"gamma": 0.99, "actor_network": actor, "value_network": critic, "device": args.device}
-    estimators = {
-        "stock": VTrace(**networks),
-        "ours, upstream's log-probs": TritonVTrace(**networks, log_prob_of="upstream"),
-        "ours, recorded action": TritonVTrace(**networks, weight_advantages=True),
-    }
     rows = []
-    for envs, steps in tqdm((SHAPES[0], *SHAPES)):  # the first one twice: a host that just woke up is slow
-        data = rollout(actor, envs, steps, args.device)
-        row: dict[str, float | int] = {"envs": envs, "steps": steps}
-        rows.append(row | milliseconds(estimators, data))
+    for envs, steps, hidden in tqdm((CASES[0], *CASES)):  # the first one twice: a host that just woke up is slow
+        functions = candidates(hidden, args.device)
+        data = rollout(functions["stock"].actor_network, envs, steps, args.device)
+        row: dict[str, float | int] = {"envs": envs, "steps": steps, "hidden": hidden}
+        rows.append(row | milliseconds(functions, data))
 
     rows = rows[1:]
-    print(f"\n{'envs x steps':>14}" + "".join(f"{name:>28}" for name in estimators) + f"{'like for like':>16}")
+    print(f"\n{'envs x steps (hidden)':>22}" + "".join(f"{name:>28}" for name in functions) + f"{'like for like':>16}")
     for row in rows:
         ratio = row["stock"] / row["ours, upstream's log-probs"]
-        shape = f"{row['envs']} x {row['steps']}"
-        print(f"{shape:>14}" + "".join(f"{row[name]:>25.2f} ms" for name in estimators) + f"{ratio:>15.1f}x")
+        shape = f"{row['envs']} x {row['steps']} ({row['hidden']})"
+        print(f"{shape:>22}" + "".join(f"{row[name]:>25.2f} ms" for name in functions) + f"{ratio:>15.1f}x")
     what = {
         "what": f"milliseconds a call of forward, wall clock, median of {REPEATS} times {CALLS} calls back to back",
-        "networks": f"actor and critic {OBSERVATIONS} -> {HIDDEN} tanh -> {ACTIONS} and 1, Categorical",
+        "networks": f"actor and critic {OBSERVATIONS} -> hidden tanh -> {ACTIONS} and 1, Categorical",
         "bytes a step": 4 * (2 * OBSERVATIONS + 2) + 8 + 3,
     }
     report.write(args, what, args.device, ("torch", "triton", "torchrl", "tensordict"), rows)
