@@ -88,11 +88,8 @@ def _last(module: ProbabilisticTensorDictModule, entries: dict[NestedKey, Any], 
         and module.in_keys[0] in entries
     ):
         return Categorical(entries[module.in_keys[0]])
-    state = TensorDict(entries, batch_size=tensordict.batch_size)
-    for key in module.in_keys:
-        if state.get(key, None) is None and (found := tensordict.get(key, None)) is not None:
-            state.set(key, found)
-    return module.get_dist(state)
+    state = tensordict.select(*module.in_keys, strict=False).copy()  # shallow, nested ones too
+    return module.get_dist(state.update(entries))
 
 
 def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
