@@ -139,6 +139,7 @@ def main() -> None:
         list(pool.map(compiled, *zip(*slowest_first, strict=True)))
     print(f"compiled {len(jobs)} variants in {time.perf_counter() - began:.0f} s", flush=True)
 
+    what = "device us by graph replay; plans are 'rows x steps of a tile, ...': us, best first"
     chosen = launch.choose
     rows = []
     for envs, steps, time_major in SHAPES:
@@ -157,9 +158,8 @@ def main() -> None:
         rows[-1]["plans"] = {described(plan): round(us, 2) for plan, us in best}
         head = f"{envs} x {steps} {rows[-1]['layout']} copy {found['copy']} chosen {found['chosen']}"
         print(head, *list(rows[-1]["plans"].items())[:5], flush=True)
+        report.write(args, {"what": what, "bytes a step": BYTES_A_STEP[True]}, "cuda", ("torch", "triton"), rows)
 
-    what = "device us by graph replay; plans are 'rows x steps of a tile, ...': us, best first"
-    report.write(args, {"what": what, "bytes a step": BYTES_A_STEP[True]}, "cuda", ("torch", "triton"), rows)
 
 
 if __name__ == "__main__":

@@ -89,13 +89,17 @@ def _along_rows(rows: int, time: int, multiprocessors: int) -> Plan:
         return Plan(16, 64, 4, triton.cdiv(time, 64), stages=3)
     if each >= 4:
         return Plan(16, 16, 1, max(4, triton.cdiv(time, 16 * 64)), stages=2)
+    if each >= 3 and 1024 < time <= 2048:
+        return Plan(16, 32, 2, 2)
     if each >= 1 and time <= 2048:
         return Plan(16, 64, 8, 1, loads=IN_ORDER if time <= 1024 else AS_NEEDED)
     if each >= 1:
         return Plan(16, 32, 1, triton.cdiv(time, 32 * 32), stages=2)
     if time <= 2048:
         return Plan(8, 128, 8, 1, loads=IN_ORDER)
-    return Plan(8 if rows <= 8 else 16, 128, 4, triton.cdiv(time, 128 * 64))
+    if rows <= 8:
+        return Plan(8, 128, 8, triton.cdiv(time, 128 * 128))
+    return Plan(16, 128, 8, triton.cdiv(time, 128 * 64))
 
 
 def fold(name: str, t: Tensor, shape: torch.Size, folded: tuple[int, int, int]) -> Tensor:
