@@ -161,6 +161,5 @@ def main() -> None:
         report.write(args, {"what": what, "bytes a step": BYTES_A_STEP[True]}, "cuda", ("torch", "triton"), rows)
 
 
-
 if __name__ == "__main__":
     main()
