@@ -4,11 +4,12 @@
     python benchmarks/plot.py benchmarks/results/vtrace.json docs/speed.png
 
 Device time is that of one call among the several in a captured CUDA graph, the median over replays; inputs that fit in
-the L2 cache stay there, and the GPU is busy with the same graph beforehand. JAX's cannot be captured: it is the sum of
-its kernels' durations by the profiler, gaps not counted, and ours by the same measure stands as kernel_us; processes of
-their own take them last, since a profiler once used slows every later launch. A call is wall-clock from Python to
-Python, back to back, the GPU waited for after the last; the candidates take turns, so that a slow spell of the host
-hits all of them. Several GPUs share the sizes.
+the L2 cache stay there, the GPU is busy beforehand, and up to 8 million steps the candidates' graphs take turns, as its
+clocks rise and fall. JAX's cannot be captured: it is the sum of its kernels' durations by the profiler, gaps not
+counted, and ours by the same measure stands as kernel_us; processes of their own take them last, since a profiler once
+used slows every later launch. A call is wall-clock from Python to Python, back to back, the GPU waited for after the
+last; the candidates take turns, so that a slow spell of the host hits all of them. Several GPUs share the sizes. Where
+time is short, --seconds ends a run and --resume goes on with it.
 
 ``copy`` moves as many bytes as the kernel must: five float32 inputs and two flags read, two float32 results written, so
 30 bytes a step; without truncation one input and a flag less, 25. A rival that is not installed, cannot do a case or
@@ -18,6 +19,8 @@ runs out of memory has no figure there. All that compiles is compiled first, in 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import statistics
 import tempfile
@@ -46,6 +49,7 @@ BYTES_A_STEP = {True: 5 * 4 + 2 + 2 * 4, False: 4 * 4 + 1 + 2 * 4}  # with and w
 LONGEST_PROFILED = 128  # a scan of JAX is some kernels a step
 GRAPHED = 10  # calls in a graph
 TURNS = 21  # of quick calls
+TOGETHER = 2**23  # steps: the graphs of all candidates for so many are in memory at once
 CALLS = ("torchrl", "torch")  # their many small kernels are not worth a graph
 
 
@@ -85,29 +89,44 @@ def candidates(
     return found
 
 
-def device_microseconds(function: Callable[[], object]) -> float:
+def milliseconds_between(run: Callable[[], object]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def captured(function: Callable[[], object]) -> tuple[Callable[[], None], int]:
+    """The replay of a CUDA graph of some calls, and how many they are."""
     for _ in range(3):
         function()
     torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def timed(run: Callable[[], object]) -> float:
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return 1e3 * start.elapsed_time(end)
-
-    slow = timed(function) > 1000
-    graphed = 1 if slow else GRAPHED
+    calls = 1 if milliseconds_between(function) > 1 else GRAPHED
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(graphed):
+        for _ in range(calls):
             function()
+    return graph.replay, calls
+
+
+def in_turns(graphs: dict[str, tuple[Callable[[], None], int]]) -> dict[str, float]:
+    """Device microseconds of a call in each: the median over replays, of all in turn, as clocks rise and fall."""
     began = time.perf_counter()
     while time.perf_counter() - began < 0.01:  # an idle GPU is slower at first
-        timed(graph.replay)
-    return statistics.median(timed(graph.replay) for _ in range(5 if slow else 30)) / graphed
+        for replay, _ in graphs.values():
+            milliseconds_between(replay)
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for turn in range(30):
+        for name, (replay, calls) in graphs.items():
+            if calls > 1 or turn < 5:
+                times[name].append(1e3 * milliseconds_between(replay) / calls)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def device_microseconds(function: Callable[[], object]) -> float:
+    return in_turns({"": captured(function)})[""]
 
 
 def is_jax(name: str) -> bool:
@@ -136,23 +155,33 @@ def wall_microseconds(function: Callable[[], object], calls: int) -> float:
     return 1e6 * (time.perf_counter() - start) / calls
 
 
-def measure(functions: dict[str, Callable[[], object]]) -> dict[str, dict[str, float | str | None]]:
-    """Figures of each; a failure (out of memory, a case that the rival does not take) is one too."""
+def measure(functions: dict[str, Callable[[], object]], together: bool) -> dict[str, dict[str, float | str | None]]:
+    """Figures of each; a failure (out of memory, a case that the rival does not take) is one too.
+
+    ``together``: graphs of all of them fit into memory, and take turns.
+    """
     found: dict[str, dict[str, float | str | None]] = {}
     turns = {}
+    graphs: dict[str, tuple[Callable[[], None], int]] = {}
+    device: dict[str, float] = {}
     for name, function in functions.items():
-        device = None
         try:
             wall_microseconds(function, 1)
             once = wall_microseconds(function, 1)
             turns[name] = TURNS if once < 2e3 else 3 if once < 5e4 else 1
             if name not in CALLS and not is_jax(name):
-                device = device_microseconds(function)
+                graphs[name] = captured(function)
         except Exception as error:
             turns.pop(name, None)
             found[name] = {"call_us": None, "device_us": None, "error": f"{type(error).__name__}: {str(error)[:200]}"}
         else:
-            found[name] = {"call_us": None, "device_us": device and round(device, 2)}
+            found[name] = {"call_us": None, "device_us": None}
+        if not together:
+            device |= in_turns(graphs)
+            graphs.clear()
+    if graphs:
+        device = in_turns(graphs)
+        graphs.clear()
     times: dict[str, list[float]] = {name: [] for name in turns}
     for turn in range(TURNS):
         for name, most in turns.items():
@@ -160,9 +189,8 @@ def measure(functions: dict[str, Callable[[], object]]) -> dict[str, dict[str, f
                 times[name].append(wall_microseconds(functions[name], 10 if most == TURNS else 1))
     for name, each in times.items():
         call = found[name]["call_us"] = round(statistics.median(each), 1)
-        device = found[name]["device_us"]
-        if isinstance(device, float):  # a copy of gigabytes was seen to take longer in a graph than without
-            found[name]["device_us"] = min(device, call)
+        if name in device:  # a copy of gigabytes was seen to take longer in a graph than without
+            found[name]["device_us"] = min(round(device[name], 2), call)
     return found
 
 
@@ -199,7 +227,8 @@ def main() -> None:
     report.add_arguments(parser)
     parser.add_argument("--no-rivals", action="store_true", help="the copy and this package's backends only")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no new size after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no new size after so long")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --out has, and add what is missing")
     args = parser.parse_args()
     torch.manual_seed(0)
     began = time.perf_counter()
@@ -207,9 +236,13 @@ def main() -> None:
     targets = [(*s, False, True, False) for s in NT] + [(*s, True, True, False) for s in TN]
     grid = [(*s, tm, tr, True) for tm, tr in ((False, True), (False, False), (True, True)) for s in GRID]
     cases = targets if args.no_rivals else targets + grid
+    found: dict[int, dict[str, Any]] = {}
+    if args.resume and args.out.exists():
+        found = {cases.index(case_of(row)): row for row in json.loads(args.out.read_text())["rows"]}
+    missing = [i for i in range(len(cases)) if i not in found]
     if not args.no_rivals:
         use_jax_cache()
-        todo = sorted((case[:4] for case in grid), key=lambda case: -case[0] * case[1])
+        todo = sorted((cases[i][:4] for i in missing if cases[i] in grid), key=lambda case: -case[0] * case[1])
         with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
             list(pool.map(compile_all, [todo[i :: args.workers] for i in range(args.workers)]))
         print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
@@ -218,22 +251,19 @@ def main() -> None:
         "what": "microseconds: device_us of a call on the device, call_us of a whole eager call; medians",
         "devices": torch.cuda.device_count(),
     }
-    found: dict[int, dict[str, Any]] = {}
-
-    def left() -> float:
-        return args.seconds - (time.perf_counter() - began)
 
     def write() -> list[dict[str, Any]]:
         rows = [found[k] for k in sorted(found)]
         report.write(args, what, "cuda", ("torch", "triton", "torchrl", "jax", "rlax", "rl-triton"), rows)
         return rows
 
-    for i, row in on_every_gpu(measured, cases, left()):
-        found[i] = row
+    left = args.seconds - (time.perf_counter() - began)
+    for i, row in on_every_gpu(measured, [cases[i] for i in missing], left):
+        found[missing[i]] = row
         write()
-    with_jax = [i for i, row in found.items() if any(map(is_jax, row))]
+    with_jax = [i for i, row in found.items() if any(map(is_jax, row)) and "kernel_us" not in row["triton"]]
     if with_jax:
-        for i, durations in on_every_gpu(profiled, [cases[i] for i in with_jax], left()):
+        for i, durations in on_every_gpu(profiled, [cases[i] for i in with_jax]):
             row = found[with_jax[i]]
             row["triton"]["kernel_us"] = durations.pop("triton", None)
             for name, us in durations.items():
@@ -241,11 +271,11 @@ def main() -> None:
             write()
 
     rows = write()
-    for row in rows[: len(targets)]:
+    for row in (row for row in rows if not row["rivals"]):
         ours, copy = (row[name]["device_us"] for name in ("triton", "copy"))
         shape = f"{row['envs']} x {row['steps']} {row['layout']}"
         print(f"{shape:>24} {ours:>9} us = {ours / copy:.2f} x copy; call {row['triton']['call_us']} us")
-    report_losses(rows[len(targets) :])
+    report_losses([row for row in rows if row["rivals"]])
 
 
 def use_gpu(gpus: Any) -> None:
@@ -255,11 +285,15 @@ def use_gpu(gpus: Any) -> None:
     torch.manual_seed(0)
 
 
+def case_of(row: dict[str, Any]) -> tuple[int, int, bool, bool, bool]:
+    return row["envs"], row["steps"], row["layout"] == "[T,N]", row["truncation"], row["rivals"]
+
+
 def measured(case: tuple[int, int, bool, bool, bool]) -> dict[str, object]:
     envs, steps, time_major, truncation, rivals = case
     row: dict[str, object] = {"envs": envs, "steps": steps, "layout": "[T,N]" if time_major else "[N,T]"}
-    row |= {"truncation": truncation, "bytes": envs * steps * BYTES_A_STEP[truncation]}
-    row |= measure(candidates(envs, steps, time_major, truncation, rivals))
+    row |= {"truncation": truncation, "rivals": rivals, "bytes": envs * steps * BYTES_A_STEP[truncation]}
+    row |= measure(candidates(envs, steps, time_major, truncation, rivals), envs * steps <= TOGETHER)
     torch.cuda.empty_cache()
     return row
 
@@ -276,7 +310,9 @@ def profiled(case: tuple[int, int, bool, bool, bool]) -> dict[str, float]:
     return found
 
 
-def on_every_gpu(function: Callable[[Any], Any], cases: list[Any], seconds: float) -> Iterator[tuple[int, Any]]:
+def on_every_gpu(
+    function: Callable[[Any], Any], cases: list[Any], seconds: float = math.inf
+) -> Iterator[tuple[int, Any]]:
     """(index, result) of each case, as they come, until the time is over."""
     began = time.perf_counter()
     context = get_context("spawn")
