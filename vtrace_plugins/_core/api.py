@@ -60,11 +60,14 @@ def vtrace(
     ``V_{t+1}`` is 0 after a terminated step, and the continuation value at a truncated step, at the end of the window
     and before padding; in all four places the trace is cut, so nothing behind them (NaN and inf included) counts.
 
+    All tensors are on one device and have the shape of ``values``, ``[*B, T, *F]`` with time at ``time_dim``
+    (``[num_envs, seq_len]`` in the plainest case); nothing broadcasts but ``gamma``, and ``last_value`` has no time.
+    Floating means float16, bfloat16, float32 or float64; dtypes may be mixed.
+
     Args:
-        log_pi: log-probability of the recorded action under the policy being trained, ``[*B, T, *F]`` with time at
-            ``time_dim``; ``[num_envs, seq_len]`` in the plainest case. float16, bfloat16, float32 or float64.
+        log_pi: log-probability of the recorded action under the policy being trained; floating.
         log_mu: the same under the policy that collected the data.
-        values: V(x_t) of the current value function.
+        values: V(x_t) of the current value function; floating, as are all values below.
         rewards: r_t; floating or integer.
         terminated: where the episode ended in a terminal state after step t. bool, or any integer or floating dtype
             (non-zero is true).
@@ -77,13 +80,13 @@ def vtrace(
             where that is not ``values[t+1]``. Exactly one of these three must be given.
         mask: True where the step is real. Padding contributes nothing, is never read and gets 0 in both results; the
             step before it counts as the end of a window. Same dtypes as ``terminated``.
-        gamma: discount in [0, 1]: a number, a 0-d tensor, or a tensor that broadcasts to the data's shape
-            (multi-step data: ``gamma ** steps_to_next_obs``). Only numbers are range-checked, here and in the clips:
-            reading a tensor would wait for the GPU, so one out of range gives undefined results.
+        gamma: discount in [0, 1]: a number, a 0-d tensor, or a floating or integer tensor that broadcasts to the data's
+            shape (multi-step data: ``gamma ** steps_to_next_obs``). Only numbers are range-checked, here and in the
+            clips: reading a tensor would wait for the GPU, so one out of range gives undefined results.
         rho_bar: clip of the ratio in the temporal differences, at least 0; a number (inf allowed) or a 0-d tensor.
         c_bar: clip of the ratio in the trace.
         pg_rho_bar: clip of the ratio in the advantages; ``rho_bar`` if None.
-        lam: lambda in [0, 1]. On-policy, with ``next_values`` absent, the advantage is GAE(lam).
+        lam: lambda in [0, 1], a number. On-policy, with ``next_values`` absent, the advantage is GAE(lam).
         weight_advantages: False leaves out ``min(pg_rho_bar, w_t)``, for losses that multiply by the ratio
             themselves (PPO, TRPO).
         time_dim: dimension of time. The default is the last one: pass 1 for ``[B, T, 1]``, 0 for ``[T, N]``.

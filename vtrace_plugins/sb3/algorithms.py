@@ -56,10 +56,20 @@ class VTraceAlgorithmMixin(_Host):
 
 
 class VTracePPO(VTraceAlgorithmMixin, PPO):
-    """SB3's PPO on V-trace targets, refreshed at each epoch; ``rollout_buffer_kwargs`` takes the buffer's options."""
+    """SB3's PPO on V-trace targets, refreshed at each epoch; ``rollout_buffer_kwargs`` takes the buffer's options.
+
+    Raises:
+        VTraceError: for a ``rollout_buffer_class`` that is not a V-trace buffer for this algorithm, and for
+            ``rollout_buffer_kwargs`` that are no dict.
+    """
 
 
 class VTraceA2C(VTraceAlgorithmMixin, A2C):
-    """SB3's A2C with V-trace; its loss has no ratio of its own, so the advantages carry the weight."""
+    """SB3's A2C with V-trace; its loss has no ratio of its own, so the advantages carry the weight.
+
+    Raises:
+        VTraceError: for a ``rollout_buffer_class`` that is not a V-trace buffer for this algorithm, and for
+            ``rollout_buffer_kwargs`` that are no dict.
+    """
 
     weight_advantages = True

@@ -36,7 +36,8 @@ class VTraceMixin(_Host):
 
     On-policy its numbers are the host's GAE(gae_lambda). With an algorithm bound, each pass after the policy has moved
     re-evaluates log pi and V under the current policy and recomputes ``returns`` (V-trace targets, IMPALA eq. 1) and
-    ``advantages``; ``log_probs`` and ``values`` stay those of collection, which PPO's own clips read.
+    ``advantages``; ``log_probs`` and ``values`` stay those of collection, which PPO's own clips read. The arrays are
+    the host's: ``[buffer_size, n_envs]`` while collected, ``[n_envs * buffer_size, 1]`` rows once ``get`` was called.
 
     Args:
         rho_bar: clip of the ratio in the temporal differences.
@@ -53,7 +54,8 @@ class VTraceMixin(_Host):
     ``gamma``, ``n_envs``) come first, as ever.
 
     Raises:
-        VTraceError: for an option out of range.
+        VTraceError: for an option out of range, ``replay`` beside ``refresh="never"``, and a Dict space in a buffer
+            that is not for one.
     """
 
     _sample_type: Any  # the host's samples: observations, actions, old_values, ..., then the extras
@@ -105,7 +107,11 @@ class VTraceMixin(_Host):
             raise VTraceError("observation_space", wanted, type(self).__name__)
 
     def bind(self, algorithm: Any) -> None:
-        """Let the buffer evaluate ``algorithm.policy``, whichever that is when it is needed."""
+        """Let the buffer evaluate ``algorithm.policy``, whichever that is when it is needed.
+
+        Raises:
+            VTraceError: for an object without a policy.
+        """
         if not hasattr(algorithm, "policy"):
             raise VTraceError("algorithm", "an on-policy algorithm with its policy", type(algorithm).__name__)
         self._algorithm = weakref.ref(algorithm)
@@ -121,6 +127,7 @@ class VTraceMixin(_Host):
     # --- collection ---
 
     def reset(self) -> None:
+        """Empty the buffer; with ``replay`` the rollout that it held is kept for later passes."""
         if self._rollout is not None and self._rollout.end.observations is not None:
             self.replayed.appendleft(self._rollout)
         self._rollout = None
@@ -138,17 +145,29 @@ class VTraceMixin(_Host):
             self.recorder.start(self._normaliser(), algorithm._last_obs)
 
     def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Keep raw rewards and terminal observations apart, before the host folds a value into the reward."""
+        """Keep raw rewards and terminal observations apart, before the host folds a value into the reward.
+
+        All three are what the VecEnv's step returned, one entry for each environment.
+        """
         self.recorder.record(rewards, dones, infos)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
+        """One step of all environments, as the host takes it."""
         step = self.pos
         super().add(*args, **kwargs)
         self._added_rewards[step] = self.rewards[step]
         self.recorder.added(step, self.rewards[step], self._normaliser())
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
-        """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1."""
+        """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1.
+
+        Args:
+            last_values: V of what follows the rollout, ``[n_envs]`` or ``[n_envs, 1]``.
+            dones: where that begins a new episode, ``[n_envs]``.
+
+        Raises:
+            VTraceError: for ``dones`` that are None.
+        """
         if dones is None:
             raise VTraceError("dones", "a flag for each environment", "None")
         end = End(last_values.detach().cpu().numpy().flatten(), np.array(dones, dtype=bool))
@@ -208,7 +227,14 @@ class VTraceMixin(_Host):
         return ("observations", "actions", "values", "log_probs", "advantages", "returns", *self._extras)
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """The host's minibatches, over the replayed rollouts too, after a refresh where the policy has moved."""
+        """The host's minibatches, over the replayed rollouts too, after a refresh where the policy has moved.
+
+        Args:
+            batch_size: rows in each, or None for all rows at once.
+
+        Raises:
+            VTraceError: for a buffer that is not full, or another batch size.
+        """
         if not self.full:
             raise VTraceError("get", f"a full buffer, {self.buffer_size} steps", f"{self.pos}")
         if batch_size is not None and (not isinstance(batch_size, Integral) or batch_size < 1):

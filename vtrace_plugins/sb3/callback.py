@@ -20,7 +20,8 @@ class VTraceCallback(BaseCallback):
     truncations and terminal observations, so that a refresh prices them with the current value function.
 
     Raises:
-        VTraceError: if the model's rollout buffer is not one of ours.
+        VTraceError: if the model's rollout buffer is not one of ours, or not for its action masks, and for an algorithm
+            that is not on-policy.
     """
 
     def _init_callback(self) -> None:

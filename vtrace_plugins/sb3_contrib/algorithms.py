@@ -16,11 +16,21 @@ from vtrace_plugins.sb3_contrib.buffers import (
 
 
 class VTraceTRPO(VTraceAlgorithmMixin, TRPO):
-    """TRPO on V-trace targets; the critic's passes after the actor's step see targets under the new policy."""
+    """TRPO on V-trace targets; the critic's passes after the actor's step see targets under the new policy.
+
+    Raises:
+        VTraceError: for a ``rollout_buffer_class`` that is not a V-trace buffer for this algorithm, and for
+            ``rollout_buffer_kwargs`` that are no dict.
+    """
 
 
 class VTraceMaskablePPO(VTraceAlgorithmMixin, MaskablePPO):
-    """MaskablePPO on V-trace targets, refreshed at each epoch; ``rollout_buffer_kwargs`` takes the buffer's options."""
+    """MaskablePPO on V-trace targets, refreshed at each epoch; ``rollout_buffer_kwargs`` takes the buffer's options.
+
+    Raises:
+        VTraceError: for a ``rollout_buffer_class`` that is not a V-trace buffer for this algorithm, and for
+            ``rollout_buffer_kwargs`` that are no dict.
+    """
 
     buffer_classes = (VTraceMaskableRolloutBuffer, VTraceMaskableDictRolloutBuffer)
 
@@ -29,6 +39,10 @@ class VTraceRecurrentPPO(VTraceAlgorithmMixin, RecurrentPPO):
     """RecurrentPPO on V-trace targets, refreshed at each epoch.
 
     Takes ``rollout_buffer_class`` and ``rollout_buffer_kwargs``, as SB3's PPO does and RecurrentPPO does not.
+
+    Raises:
+        VTraceError: for a ``rollout_buffer_class`` that is not a V-trace buffer for this algorithm, and for
+            ``rollout_buffer_kwargs`` that are no dict.
     """
 
     buffer_classes = (VTraceRecurrentRolloutBuffer, VTraceRecurrentDictRolloutBuffer)

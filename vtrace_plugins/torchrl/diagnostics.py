@@ -19,10 +19,16 @@ from vtrace_plugins.torchrl.log_probs import collected_log_prob
 class LogImportance(TrainerHookBase):
     """Logs what :func:`vtrace_plugins.diagnostics.importance` says of a batch, under ``vtrace/``.
 
+    Each call evaluates the actor on the batch once more, and waits for the GPU, as numbers are logged.
+
     Args:
         estimator (TritonVTrace): its actor is evaluated on the batch, and its clips are the clips.
         when (str): ``"post_steps_log"`` (the default), after training on the batch: how far that moved the policy from
             the one that collected; ``"pre_steps_log"``, before: how far the collector lags behind.
+
+    Raises:
+        VTraceError: for another estimator or ``when``; when called, for an entry that the batch lacks, or log-probs
+            that do not fit the actor's.
 
     Example:
         >>> LogImportance(estimator).register(trainer)
@@ -56,11 +62,13 @@ class LogImportance(TrainerHookBase):
         return found.scalars()
 
     def state_dict(self) -> dict[str, Any]:
+        """Nothing is kept between batches."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        pass
+        """Nothing is kept between batches."""
 
     def register(self, trainer: Trainer, name: str = "vtrace_importance") -> None:
+        """Add the hook to the trainer at ``when``, as the trainer's module ``name``."""
         trainer.register_op(self.when, self)
         trainer.register_module(name, self)

@@ -73,7 +73,11 @@ class TritonVTrace(VTrace):
     * ``("next", "truncated")`` is read too, where it is present; flags may have any dtype.
     * Nothing behind a terminated step is read: a NaN there poisons no earlier step.
 
-    Writes ``"advantage"`` and ``"value_target"`` (or the keys set by ``set_keys``), in the shape of the value.
+    Reads a tensordict ``[*B, T]``; the value is ``[*B, T, *F]`` (mostly ``F = 1``), floating. Reward, flags and
+    log-probs have its shape or one entry for each step (or for each step and agent); the reward is floating or integer,
+    flags are of any dtype. Writes ``"advantage"`` and ``"value_target"`` in the value's shape and dtype, the two values
+    ``"state_value"`` and ``("next", "state_value")`` that it computed, and with ``shifted=True`` ``"shifted_valid"``;
+    ``set_keys`` renames all of them.
 
     Keyword Args:
         gamma (float or 0-d Tensor): discount.
@@ -157,7 +161,16 @@ class TritonVTrace(VTrace):
         """An estimator on the loss's own actor, critic and keys, weighted as that loss needs it.
 
         Losses of the PPO family multiply the advantage by pi/mu themselves and get it unweighted; all others weighted.
-        ``hyperparams`` are the constructor's.
+
+        Args:
+            loss_module: a TorchRL loss, which has ``actor_network`` and ``critic_network``.
+            **hyperparams: the constructor's arguments; ``gamma`` is needed, the networks default to the loss's.
+
+        Returns:
+            The estimator, with the loss's keys.
+
+        Raises:
+            VTraceError: for a loss without ``actor_network``, and as the constructor does.
         """
         if "actor_network" not in hyperparams and not hasattr(loss_module, "actor_network"):
             raise VTraceError("loss_module", "a loss with an actor_network", type(loss_module).__name__)
