@@ -44,11 +44,14 @@ def test_upstreams_signature(name):
 
 
 def test_what_the_short_way_through_a_module_reads():
-    """vtrace_plugins/torchrl/networks.py, _is_plain and distribution."""
+    """vtrace_plugins/torchrl/plain.py, and networks.py's distribution."""
     module = ValueOperator(nn.Linear(2, 1), in_keys=["x"])
-    for name in ("module", "method", "_kwargs", "out_keys_source", "_forward_hooks", "_forward_pre_hooks"):
+    read = ("module", "method", "method_kwargs", "_kwargs", "_get_kwargs", "inplace", "_compiled_call_impl")
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for name in read + hooks:
         assert hasattr(module, name), f"tensordict's TensorDictModule lost {name}"
-    for name in ("return_composite", "default_interaction_type", "module"):
+    assert hasattr(nn.modules.module, "_has_any_global_hook"), "torch's nn.Module lost _has_any_global_hook"
+    for name in ("return_composite", "default_interaction_type", "module", "det_part"):
         assert hasattr(ACTORS["Categorical"](), name), f"tensordict's ProbabilisticTensorDictSequential lost {name}"
 
 

@@ -3,10 +3,16 @@
 import pytest
 import torch
 from rollouts import ACTORS, critic, rollout
-from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, set_skip_existing
+from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+    set_skip_existing,
+)
 from torch import nn
-from torchrl.modules import ValueOperator
+from torchrl.modules import OneHotCategorical, ValueOperator
 
 from vtrace_plugins.torchrl.categorical import Categorical
 from vtrace_plugins.torchrl.networks import distribution, root_and_next_values
@@ -74,6 +80,150 @@ def test_what_exists_is_skipped_if_that_is_asked_for():
     assert root_and_next_values(network, data, "state_value", 1)[0].ne(1).any()
     with set_skip_existing(True):
         assert all(x.eq(1).all() for x in root_and_next_values(network, data, "state_value", 1))
+
+
+class Scaled(nn.Module):
+    """A module that does as its keyword says, however that reaches it."""
+
+    def __init__(self, outputs=3):
+        super().__init__()
+        self.net = nn.Linear(4, outputs)
+
+    def forward(self, x, by=1.0):
+        return self.net(x) * (by if isinstance(by, float) else 3.0 if isinstance(by, str) else 100.0)
+
+
+class Recurrent(nn.Module):
+    """Its hidden state has another shape than the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x, (hidden, cell) = self.lstm(x)
+        return self.head(x), hidden, cell
+
+
+def module(net, in_keys=("observation",), out_keys=("logits",), **options):
+    return TensorDictModule(net, list(in_keys), list(out_keys), **options)
+
+
+def tripled(module):
+    forward = module.forward
+    module.forward = lambda state: (lambda out: out.set("logits", 3 * out["logits"]))(forward(state))
+    return module
+
+
+class Agents(TensorDictModuleBase):
+    """Looks at the batch dimensions of a nested tensordict."""
+
+    in_keys, out_keys = [("agents", "observation")], [("agents", "state_value")]
+
+    def forward(self, state):
+        agents = state["agents"]
+        value = agents["observation"].sum(-1, keepdim=True)
+        agents["state_value"] = value - value.mean(agents.batch_dims - 1, keepdim=True)
+        return state
+
+
+one_layer = nn.Linear(4, 4)
+ACTORS_WITH_MORE_TO_THEM = {
+    "outputs that nobody wants": lambda: [module(Recurrent(), out_keys=["logits", "_", "_"])],
+    "a keyword": lambda: [module(Scaled(), method_kwargs={"by": 5.0})],
+    "an input that is no tensor": lambda: [module(Scaled(), ["observation", "task"])],
+    "an option of the read": lambda: [module(lambda x: torch.stack(x) / len(x), get_kwargs={"as_list": True})],
+    "the same module twice": lambda: [
+        *[module(one_layer, out_keys=["observation"])] * 2,
+        module(nn.Linear(4, 3)),
+    ],
+    "a nested input of what came before": lambda: [
+        module(nn.Linear(4, 4), [("inside", "x")], [("inside", "h")]),
+        module(lambda inside: inside["h"][..., :3], ["inside"]),
+    ],
+    "another forward": lambda: [tripled(module(nn.Linear(4, 3)))],
+    "outputs in a new tensordict": lambda: [
+        module(nn.Linear(4, 4), out_keys=["hidden"], inplace=False),
+        module(lambda h, x: h[..., :3] if x is None else x[..., :3], ["hidden", "observation"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("distribution_class", [torch.distributions.Categorical, OneHotCategorical])
+@pytest.mark.parametrize("kind", ACTORS_WITH_MORE_TO_THEM)
+def test_the_same_distribution_of_modules_with_more_to_them(kind, distribution_class):
+    torch.manual_seed(0)
+    last = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=distribution_class)
+    actor = ProbabilisticTensorDictSequential(*ACTORS_WITH_MORE_TO_THEM[kind](), last)
+    x = torch.randn(3, 5, 4)
+    inside = TensorDict({"x": torch.randn(3, 5, 4), "h": torch.randn(3, 5, 4)}, [3, 5])
+    data = TensorDict({"observation": x, "inside": inside, "task": NonTensorData("walk", [3, 5])}, [3, 5])
+    if "option" in kind:
+        data = LazyStackedTensorDict(*data.unbind(0), stack_dim=0)
+    before = data.clone()
+    found = distribution(actor, data)
+    assert (data == before).all()  # and nothing was written
+    torch.testing.assert_close(found.logits, actor.get_dist(data.select(*actor.in_keys, strict=False)).logits)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(4, 8), nn.Softmax(dim=1), nn.Linear(8, 1)),
+        nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(2, 1)),
+        nn.TransformerEncoderLayer(4, 2, 8).eval(),
+    ],
+    ids=["softmax", "convolution", "attention"],
+)
+def test_data_of_time_alone(net):
+    """To the network it has as many dimensions as ever, and as many steps."""
+    data = rollout(ACTORS["Categorical"](), 6)
+    network = ValueOperator(net, in_keys=["observation"])
+    found = root_and_next_values(network, data, "state_value", 0)
+    for x, observation in zip(found, (data["observation"], data["next", "observation"]), strict=True):
+        torch.testing.assert_close(x, net(observation))
+
+
+def test_nested_batch_dimensions():
+    inside = TensorDict({"observation": torch.randn(3, 5, 2, 4)}, [3, 5, 2])
+    data = TensorDict({"agents": inside, "next": TensorDict({"agents": inside + 1}, [3, 5])}, [3, 5])
+    key = ("agents", "state_value")
+    for x, given in zip(root_and_next_values(Agents(), data, key, 1), (data, data["next"]), strict=True):
+        torch.testing.assert_close(x, Agents()(given.clone())[key])
+
+
+def test_a_critic_with_a_keyword():
+    data = rollout(ACTORS["Categorical"](), 3, 5)
+    network = module(Scaled(1), out_keys=["state_value"], method_kwargs={"by": 5.0})
+    torch.testing.assert_close(
+        root_and_next_values(network, data, "state_value", 1)[0], network(data.clone())["state_value"]
+    )
+
+
+@pytest.mark.parametrize("results", ["a dict", "a list with None"])
+def test_a_network_runs_once(results):
+    calls = []
+
+    def net(x):
+        calls.append(1)
+        return {"logits": x} if results == "a dict" else (x, None)
+
+    out_keys = ["logits"] if results == "a dict" else ["logits", "_"]
+    last = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=torch.distributions.Categorical)
+    actor = ProbabilisticTensorDictSequential(module(net, out_keys=out_keys), last)
+    data = rollout(ACTORS["Categorical"](), 3, 5)
+    torch.testing.assert_close(distribution(actor, data).logits, data["observation"].log_softmax(-1))
+    assert len(calls) == 1
+
+
+def test_global_hooks_are_called():
+    heard, actor = [], ACTORS["Categorical"]()
+    handle = nn.modules.module.register_module_forward_hook(lambda net, *_: heard.append(type(net)))
+    try:
+        distribution(actor, rollout(ACTORS["Categorical"](), 3, 5))
+    finally:
+        handle.remove()
+    assert TensorDictModule in heard
 
 
 @pytest.mark.parametrize("outputs", ["dict", "tensordict", "too many"])

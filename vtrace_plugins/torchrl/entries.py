@@ -17,7 +17,7 @@ def entry(tensordict: TensorDictBase, key: NestedKey, why: str) -> Any:
     if found is None:
         keys = sorted(map(str, tensordict.keys(include_nested=isinstance(key, tuple), leaves_only=True)))
         raise VTraceError(str(key), f"an entry in the tensordict ({why})", f"the keys {keys}")
-    if is_non_tensor(found) or not (isinstance(found, Tensor) or is_tensor_collection(found)):
+    if not isinstance(found, Tensor) and (is_non_tensor(found) or not is_tensor_collection(found)):
         raise VTraceError(str(key), f"a tensor ({why})", type(getattr(found, "data", found)).__name__)
     return found
 

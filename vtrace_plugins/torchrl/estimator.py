@@ -390,7 +390,7 @@ class TritonVTrace(VTrace):
 
     def _on(self, device: torch.device, name: str) -> Any:
         """A buffer (pg_rho_thresh may be None), moved once to where the data is."""
-        buffer = getattr(self, name)
+        buffer = self._buffers[name]
         if buffer is not None and buffer.device != device:
             buffer = buffer.to(device)
             setattr(self, name, buffer)

@@ -11,8 +11,6 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictModuleBase,
     set_interaction_type,
     skip_existing,
 )
@@ -20,11 +18,12 @@ from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
-from torchrl.modules import ProbabilisticActor, SafeProbabilisticModule, ValueOperator
+from torchrl.modules import ProbabilisticActor, SafeProbabilisticModule
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.torchrl.categorical import Categorical
 from vtrace_plugins.torchrl.entries import entry
+from vtrace_plugins.torchrl.plain import called, written
 
 
 @contextmanager
@@ -55,59 +54,36 @@ def unvalidated(device: torch.device) -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-def _is_plain(module: Any) -> bool:
-    """Whether calling it comes to ``module.module`` on its inputs: no option or hook of tensordict's is in between."""
-    return (
-        type(module) in (TensorDictModule, ValueOperator)
-        and not isinstance(module.module, TensorDictModuleBase)
-        and module.method is None
-        and module._kwargs is None
-        and not (module._forward_hooks or module._forward_pre_hooks or skip_existing())
-    )
-
-
-def _outputs(module: Any, inputs: list[Any]) -> dict[NestedKey, Any] | None:
-    """What a module writes, if it is a plain one that gives tensors; tensordict's own way takes longer than a small
-    network does."""
-    if any(x is None for x in inputs) or not _is_plain(module):
-        return None
-    found = module.module(*inputs)
-    found = found if isinstance(found, tuple) else (found,)
-    if len(found) != len(module.out_keys_source) or not all(isinstance(x, Tensor) for x in found):
-        return None
-    return dict(zip(module.out_keys_source, found, strict=True))
-
-
-def _last(module: ProbabilisticTensorDictModule, entries: dict[NestedKey, Any], tensordict: TensorDictBase) -> Any:
-    """Its distribution, of the entries that the modules before it wrote and else of the tensordict's (a mask, say)."""
-    if (
-        module.distribution_class is torch.distributions.Categorical
-        and type(module) in (ProbabilisticTensorDictModule, SafeProbabilisticModule)
-        and list(module.dist_keys) == ["logits"]
-        and not module.distribution_kwargs
-        and module.in_keys[0] in entries
-    ):
-        return Categorical(entries[module.in_keys[0]])
-    state = tensordict.select(*module.in_keys, strict=False).copy()  # shallow, nested ones too
-    return module.get_dist(state.update(entries))
+def _goes_through(actor: Any) -> tuple[list[Any], Any]:
+    """The modules that ``actor.get_dist`` runs, and the last, whose distribution it is; none where it does more."""
+    if type(actor) not in (ProbabilisticActor, ProbabilisticTensorDictSequential) or actor.return_composite:
+        return [], None
+    before, (*_, last) = actor.det_part.module, actor.module.children()
+    before = list(before.children() if isinstance(before, torch.nn.ModuleDict) else before)
+    return before, last if isinstance(last, ProbabilisticTensorDictModule) else None
 
 
 def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
     """``actor.get_dist`` of the tensordict, by the short way where its modules are plain."""
-    if type(actor) in (ProbabilisticActor, ProbabilisticTensorDictSequential) and not actor.return_composite:
-        *modules, last = actor.module.children()
-        if isinstance(last, ProbabilisticTensorDictModule):
-            entries: dict[NestedKey, Any] = {}
-            with set_interaction_type(interaction_type() or actor.default_interaction_type):
-                for module in modules:
-                    inputs = [entries[k] if k in entries else tensordict.get(k, None) for k in module.in_keys]
-                    found = _outputs(module, inputs)
-                    if found is None:
-                        break
-                    entries |= found
-                else:
-                    return _last(last, entries, tensordict)
-    return actor.get_dist(tensordict.select(*actor.in_keys, strict=False))
+    state = tensordict.select(*actor.in_keys, strict=False)
+    modules, last = _goes_through(actor)
+    if last is None:
+        return actor.get_dist(state)
+    state = state.copy()  # shallow, nested ones too
+    with set_interaction_type(interaction_type() or actor.default_interaction_type):
+        for module in modules:
+            found = called(module, [state.get(key, None) for key in module.in_keys])
+            state = written(module, found, state)
+    if (
+        last.distribution_class is torch.distributions.Categorical
+        and type(last) in (ProbabilisticTensorDictModule, SafeProbabilisticModule)
+        and list(last.dist_keys) == ["logits"]
+        and not last.distribution_kwargs
+    ):
+        logits = state.get(last.in_keys[0], None)
+        if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim > 0:
+            return Categorical(logits)
+    return last.get_dist(state)
 
 
 class WithDistribution:
@@ -123,22 +99,28 @@ class WithDistribution:
         return getattr(self._actor, name)
 
 
+def _assembled(entries: dict[NestedKey, Tensor], shape: list[int], like: TensorDictBase) -> TensorDict:
+    """A tensordict of the entries; nested ones have as many batch dimensions as in ``like``."""
+    found = TensorDict(entries, batch_size=shape, device=like.device)
+    for name, x in entries.items():
+        for depth in range(1, len(name)) if isinstance(name, tuple) else ():
+            found.get(name[:depth]).batch_size = x.shape[: like.get(name[:depth]).batch_dims]
+    return found
+
+
 def root_and_next_values(
     network: Any, tensordict: TensorDictBase, key: NestedKey, time_dim: int
 ) -> tuple[Tensor, Tensor]:
     """V(x_t) and V(x_{t+1}) by one plain call on both, side by side along a batch dimension; upstream takes vmap.
 
+    Data that has no dimension but time takes two calls: to a network, more rows would be more time.
+
     A next observation that is NaN (as collectors with ``compact_obs=True`` leave it at a trajectory's end) is replaced
     by the observation before it, as upstream does; terminated steps never read that value.
     """
     after = tensordict.get("next")
-    only_time = tensordict.batch_dims == 1
-    dim = 0 if only_time or time_dim > 0 else 1
-    join = torch.stack if only_time else torch.cat
-    shape = list(tensordict.batch_size)
-    shape = [2, *shape] if only_time else [*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]]
-
-    joined: dict[NestedKey, Tensor] = {}
+    first: dict[NestedKey, Tensor] = {}
+    second: dict[NestedKey, Tensor] = {}
     for name in (*network.in_keys, *((key,) if skip_existing() else ())):
         now, then = tensordict.get(name, None), after.get(name, None)
         if now is None or (then is None and name == key):
@@ -152,11 +134,20 @@ def root_and_next_values(
             raise VTraceError(str(("next", name)), wanted, f"shape {list(then.shape)}")
         elif name != key and now.is_floating_point():
             then = torch.where(torch.isnan(then), now, then)
-        joined[name] = join([now, then], dim)
-    found = _outputs(network, [joined.get(name) for name in network.in_keys])
-    values = None if found is None else found.get(key)
-    if values is None:
-        both = TensorDict(joined, batch_size=shape, device=tensordict.device)
-        values = entry(network(both), key, "the value, which the value network should write: set_keys(value=...)")
-    root, following = values.unbind(dim) if only_time else values.chunk(2, dim)
+        first[name], second[name] = now, then
+
+    def values(entries: dict[NestedKey, Tensor], shape: list[int]) -> Tensor:
+        found = called(network, [entries.get(name) for name in network.in_keys])
+        if isinstance(found, Tensor) and network.out_keys == [key]:
+            return found
+        state = written(network, found, _assembled(entries, shape, tensordict))
+        value: Tensor = entry(state, key, "the value, which the value network should write: set_keys(value=...)")
+        return value
+
+    shape = list(tensordict.batch_size)
+    if len(shape) == 1:
+        return values(first, shape), values(second, shape)
+    dim = 0 if time_dim > 0 else 1
+    shape[dim] *= 2
+    root, following = values({name: torch.cat([first[name], second[name]], dim) for name in first}, shape).chunk(2, dim)
     return root, following
