@@ -28,7 +28,7 @@ CALLED = {
     "_call_actor_net": (
         advantages._call_actor_net,
         ["actor_net", "data", "params", "log_prob_key"],
-        "estimator.py, _log_pi",
+        "log_probs.py, upstreams_log_prob",
     ),
     "_self_set_grad_enabled": (advantages._self_set_grad_enabled, ["fun"], "estimator.py, forward"),
     "_self_set_skip_existing": (advantages._self_set_skip_existing, ["fun"], "estimator.py, forward"),

@@ -21,6 +21,11 @@ class Categorical(_Categorical):
         self._num_events = logits.shape[-1]
         Distribution.__init__(self, logits.shape[:-1])
 
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args or value.shape != self.batch_shape:
+            return super().log_prob(value)
+        return self.logits.gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
+
     @cached_property
     def deterministic_sample(self) -> Tensor:
         """The mode, by the name that tensordict asks for (twice: whether it is there, and for it)."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from torchrl.objectives import PPOLoss
 from torchrl.objectives.value import VTrace
 from torchrl.objectives.value.advantages import (
-    _call_actor_net,
     _self_set_grad_enabled,
     _self_set_skip_existing,
     _standardize_by_group,
@@ -33,8 +32,8 @@ from vtrace_plugins._core.checks import (
 )
 from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done
 from vtrace_plugins.torchrl.entries import entry, match
-from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob
-from vtrace_plugins.torchrl.networks import WithDistribution, held_out, root_and_next_values, unvalidated
+from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob, upstreams_log_prob
+from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
 
 
 def check_options(**options: Any) -> None:
@@ -353,12 +352,7 @@ class TritonVTrace(VTrace):
         with held_out(self.actor_network), unvalidated(device):
             if self.log_prob_of == "recorded":
                 return recorded_log_prob(self.actor_network, self._action_keys, tensordict)
-            return _call_actor_net(
-                actor_net=WithDistribution(self.actor_network),
-                data=tensordict,
-                params=None,
-                log_prob_key=self.tensor_keys.sample_log_prob,
-            )
+            return upstreams_log_prob(self.actor_network, tensordict)
 
     def _weighted(self) -> bool:
         if self.weight_advantages is None and not self._warned:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase, is_tensor_collection
-from tensordict.nn import CompositeDistribution, set_composite_lp_aggregate
+from tensordict.nn import CompositeDistribution, InteractionType, set_composite_lp_aggregate
+from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical
+from torchrl.objectives.value.advantages import _call_actor_net
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.torchrl.entries import entry
@@ -42,6 +44,19 @@ def recorded_log_prob(actor: Any, keys: list[NestedKey], tensordict: TensorDictB
         _check_action(key, action, part)
     with set_composite_lp_aggregate(True):
         log_prob: Tensor = dist.log_prob(tensordict.select(*dists) if composite else action)
+    return log_prob
+
+
+def upstreams_log_prob(actor: Any, tensordict: TensorDictBase) -> Tensor:
+    """What upstream's VTrace takes for log pi: that of the distribution's mode, or of whatever else the actor's
+    interaction type chooses."""
+    chosen = interaction_type() or actor.default_interaction_type
+    if chosen is InteractionType.RANDOM:
+        return _call_actor_net(actor_net=actor, data=tensordict, params=None, log_prob_key="sample_log_prob")
+    dist = distribution(actor, tensordict)
+    action = actor._dist_sample(dist, interaction_type=chosen)
+    with set_composite_lp_aggregate(True):
+        log_prob: Tensor = dist.log_prob(action)
     return log_prob
 
 

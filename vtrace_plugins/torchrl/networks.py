@@ -86,19 +86,6 @@ def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
     return last.get_dist(state)
 
 
-class WithDistribution:
-    """An actor whose ``get_dist`` is :func:`distribution`."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    def get_dist(self, tensordict: TensorDictBase) -> Any:
-        return distribution(self._actor, tensordict)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._actor, name)
-
-
 def _assembled(entries: dict[NestedKey, Tensor], shape: list[int], like: TensorDictBase) -> TensorDict:
     """A tensordict of the entries; nested ones have as many batch dimensions as in ``like``."""
     found = TensorDict(entries, batch_size=shape, device=like.device)
