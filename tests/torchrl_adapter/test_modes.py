@@ -6,6 +6,7 @@ from rollouts import ACTORS, critic, moved, rollout
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Categorical
 from torchrl.collectors.utils import split_trajectories
 from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator, set_recurrent_mode
@@ -240,6 +241,23 @@ def test_recurrent_policies(cell):
         moved(actor)
         later = estimator(actor, value, rho_thresh=float("inf"), c_thresh=float("inf"))(data.clone())
         assert not torch.equal(later["advantage"], free["advantage"])
+
+
+@pytest.mark.parametrize("log_prob_of", ["recorded", "upstream"])
+@pytest.mark.parametrize("name", ACTORS)
+def test_forward_reads_no_data(name, log_prob_of):
+    """Fake tensors have none: whoever would wait for a GPU to know a value raises."""
+    actor, value = ACTORS[name](), critic()
+    data = rollout(actor, 4, 5)
+    data["collector", "mask"] = torch.ones(4, 5, dtype=torch.bool)
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    given = data.apply(fakes.from_tensor)
+    vt = estimator(actor, value, average_adv=True, log_prob_of=log_prob_of)
+    if name == "composite":
+        vt.set_keys(sample_log_prob=[("action", "discrete_log_prob"), ("action", "continuous_log_prob")])
+    with fakes:
+        found = vt(given)
+    assert found["advantage"].shape == (4, 5, 1)
 
 
 @pytest.mark.gpu
