@@ -176,11 +176,11 @@ def measure(functions: dict[str, Callable[[], object]], together: bool) -> dict[
             found[name] = {"call_us": None, "device_us": None, "error": f"{type(error).__name__}: {str(error)[:200]}"}
         else:
             found[name] = {"call_us": None, "device_us": None}
-        if not together:
+        if graphs and not together:
             device |= in_turns(graphs)
             graphs.clear()
     if graphs:
-        device = in_turns(graphs)
+        device |= in_turns(graphs)
         graphs.clear()
     times: dict[str, list[float]] = {name: [] for name in turns}
     for turn in range(TURNS):

@@ -51,7 +51,7 @@ def test_what_the_short_way_through_a_module_reads():
     for name in read + hooks:
         assert hasattr(module, name), f"tensordict's TensorDictModule lost {name}"
     assert hasattr(nn.modules.module, "_has_any_global_hook"), "torch's nn.Module lost _has_any_global_hook"
-    for name in ("return_composite", "default_interaction_type", "module", "det_part"):
+    for name in ("return_composite", "default_interaction_type", "module", "det_part", "_dist_sample"):
         assert hasattr(ACTORS["Categorical"](), name), f"tensordict's ProbabilisticTensorDictSequential lost {name}"
 
 

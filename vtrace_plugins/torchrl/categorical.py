@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
+from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictModule
 from torch import Tensor
 from torch.distributions import Categorical as _Categorical
 from torch.distributions import Distribution
+from torchrl.modules import SafeProbabilisticModule
 
 
 class Categorical(_Categorical):
@@ -34,3 +38,17 @@ class Categorical(_Categorical):
     @property
     def mode(self) -> Tensor:
         return self.deterministic_sample
+
+
+def built(module: Any, state: TensorDictBase) -> Any:
+    """``module.get_dist(state)``, with this Categorical in the place of torch's."""
+    if (
+        module.distribution_class is _Categorical
+        and type(module) in (ProbabilisticTensorDictModule, SafeProbabilisticModule)
+        and list(module.dist_keys) == ["logits"]
+        and not module.distribution_kwargs
+    ):
+        logits = state.get(module.in_keys[0], None)
+        if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim > 0:
+            return Categorical(logits)
+    return module.get_dist(state)

@@ -75,8 +75,8 @@ class TritonVTrace(VTrace):
     Reads a tensordict ``[*B, T]``; the value is ``[*B, T, *F]`` (mostly ``F = 1``), floating. Reward, flags and
     log-probs have its shape or one entry for each step (or for each step and agent); the reward is floating or integer,
     flags are of any dtype. Writes ``"advantage"`` and ``"value_target"`` in the value's shape and dtype, the two values
-    ``"state_value"`` and ``("next", "state_value")`` that it computed, and with ``shifted=True`` ``"shifted_valid"``;
-    ``set_keys`` renames all of them.
+    ``"state_value"`` and ``("next", "state_value")`` that it computed, all renamed by ``set_keys``, and with
+    ``shifted=True`` ``"shifted_valid"``.
 
     Keyword Args:
         gamma (float or 0-d Tensor): discount.

@@ -6,7 +6,6 @@ from typing import Any
 
 from tensordict import TensorDictBase, is_tensor_collection
 from tensordict.nn import CompositeDistribution, InteractionType, set_composite_lp_aggregate
-from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torchrl.modules import MaskedOneHotCategorical, OneHotCategorical
@@ -14,7 +13,7 @@ from torchrl.objectives.value.advantages import _call_actor_net
 
 from vtrace_plugins._core.checks import VTraceError
 from vtrace_plugins.torchrl.entries import entry
-from vtrace_plugins.torchrl.networks import distribution
+from vtrace_plugins.torchrl.networks import chosen_interaction, distribution
 
 _ONE_HOT = (OneHotCategorical, MaskedOneHotCategorical)  # their event_shape says nothing of the action's
 
@@ -50,7 +49,7 @@ def recorded_log_prob(actor: Any, keys: list[NestedKey], tensordict: TensorDictB
 def upstreams_log_prob(actor: Any, tensordict: TensorDictBase) -> Tensor:
     """What upstream's VTrace takes for log pi: that of the distribution's mode, or of whatever else the actor's
     interaction type chooses."""
-    chosen = interaction_type() or actor.default_interaction_type
+    chosen = chosen_interaction(actor)
     if chosen is InteractionType.RANDOM:
         return _call_actor_net(actor_net=actor, data=tensordict, params=None, log_prob_key="sample_log_prob")
     dist = distribution(actor, tensordict)

@@ -18,10 +18,10 @@ from tensordict.nn.probabilistic import interaction_type
 from tensordict.utils import NestedKey
 from torch import Tensor
 from torch.distributions import Distribution
-from torchrl.modules import ProbabilisticActor, SafeProbabilisticModule
+from torchrl.modules import ProbabilisticActor
 
 from vtrace_plugins._core.checks import VTraceError
-from vtrace_plugins.torchrl.categorical import Categorical
+from vtrace_plugins.torchrl.categorical import built
 from vtrace_plugins.torchrl.entries import entry
 from vtrace_plugins.torchrl.plain import called, written
 
@@ -54,6 +54,11 @@ def unvalidated(device: torch.device) -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+def chosen_interaction(actor: Any) -> Any:
+    """The interaction type of the context, else the actor's."""
+    return interaction_type() or actor.default_interaction_type
+
+
 def _goes_through(actor: Any) -> tuple[list[Any], Any]:
     """The modules that ``actor.get_dist`` runs, and the last, whose distribution it is; none where it does more."""
     if type(actor) not in (ProbabilisticActor, ProbabilisticTensorDictSequential) or actor.return_composite:
@@ -70,20 +75,11 @@ def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
     if last is None:
         return actor.get_dist(state)
     state = state.copy()  # shallow, nested ones too
-    with set_interaction_type(interaction_type() or actor.default_interaction_type):
+    with set_interaction_type(chosen_interaction(actor)):
         for module in modules:
             found = called(module, [state.get(key, None) for key in module.in_keys])
             state = written(module, found, state)
-    if (
-        last.distribution_class is torch.distributions.Categorical
-        and type(last) in (ProbabilisticTensorDictModule, SafeProbabilisticModule)
-        and list(last.dist_keys) == ["logits"]
-        and not last.distribution_kwargs
-    ):
-        logits = state.get(last.in_keys[0], None)
-        if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim > 0:
-            return Categorical(logits)
-    return last.get_dist(state)
+    return built(last, state)
 
 
 def _assembled(entries: dict[NestedKey, Tensor], shape: list[int], like: TensorDictBase) -> TensorDict:

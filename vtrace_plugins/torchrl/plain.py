@@ -37,9 +37,9 @@ def called(module: Any, inputs: list[Any]) -> Any:
 
 def written(module: Any, found: Any, state: TensorDictBase) -> TensorDictBase:
     """The state, with what :func:`called` found; ``module(state)`` if that was nothing."""
-    outputs = found if isinstance(found, tuple) else (found,)
     if found is NotImplemented:
         return module(state)
+    outputs = found if isinstance(found, tuple) else (found,)
     if len(outputs) != len(module.out_keys) or not all(isinstance(x, Tensor) for x in outputs):
         return TensorDictModule(lambda *_: found, module.in_keys, module.out_keys)(state)  # its rules for such results
     for key, x in zip(module.out_keys, outputs, strict=True):
