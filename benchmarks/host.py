@@ -4,7 +4,7 @@
 
 Microseconds until Python has the call behind it, the GPU not waited for; the median of many, the candidates taking
 turns, since hosts have slow spells. ``launch`` is ``kernel[grid](...)`` as triton's users write it, with nothing
-validated or allocated; a window cut into chunks takes two.
+validated or allocated; a window cut into many chunks takes two.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from vtrace_plugins import vtrace
 from vtrace_plugins._core import launch, ops
 
-SHAPES = ((64, 128, False), (64, 128, True), (8, 16384, False))
+SHAPES = ((64, 128, False), (64, 128, True), (8, 16384, False), (8, 131072, False))
 TURNS, EACH = 30, 100
 
 

@@ -28,7 +28,7 @@ from vtrace_plugins._core.kernels import AS_NEEDED, AT_ONCE, IN_ORDER
 NT = (
     *((64, 5), (64, 16), (64, 32), (512, 5), (512, 32), (4096, 16), (1, 512)),  # where nothing hides a wait
     *((64, 128), (4096, 128), (16384, 16), (65536, 32), (8, 2048), (256, 2048), (8192, 1024), (32768, 1024)),
-    *((64, 16384), (4, 65536), (16, 131072), (1, 1048576)),
+    *((8, 16384), (64, 16384), (4, 65536), (16, 131072), (1, 1048576)),
 )
 TN = (
     (64, 5),
@@ -56,6 +56,7 @@ def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
     """Tiles that give a thread 4, 8 or 16 steps, whole or streamed, and in chunks where there are few programs else.
 
     Whole windows in one tile, if they are small, in every order of loads; the shortest with a step a thread as well.
+    Chunks in two launches, and in one that looks back.
     """
     whole = max(8, triton.next_power_of_2(steps))
     if time_major:
@@ -84,7 +85,10 @@ def plans(envs: int, steps: int, time_major: bool) -> Iterator[launch.Plan]:
                     continue
                 in_flight = chunks == chunk_tiles == 1 and envs * steps <= SMALL
                 for loads in LOADS if in_flight else (AS_NEEDED,):
-                    yield launch.Plan(block_rows, block_time, warps, chunk_tiles, stages, loads)
+                    plan = launch.Plan(block_rows, block_time, warps, chunk_tiles, stages, loads)
+                    yield plan
+                    if 1 < chunks <= 32 * warps and chunk_tiles == 1 and not time_major:
+                        yield plan._replace(look_back=True)
     if not time_major and steps <= 128:
         for block_rows, warps in itertools.product((1, 2, 4, 8), (1, 2, 4)):
             if 32 * warps <= block_rows * whole <= 128 * warps:
@@ -95,7 +99,8 @@ def described(plan: launch.Plan) -> str:
     loads = f", loads {LOADS[plan.loads]}" if plan.loads != AS_NEEDED else ""
     run = ", a step a thread" if plan.run == 1 else ""
     tile = f"{plan.block_rows} x {plan.block_time}, warps {plan.warps}"
-    return f"{tile}, tiles {plan.chunk_tiles}, stages {plan.stages}{loads}{run}"
+    look_back = ", look back" if plan.look_back else ""
+    return f"{tile}, tiles {plan.chunk_tiles}, stages {plan.stages}{loads}{run}{look_back}"
 
 
 def use(plan: launch.Plan) -> None:

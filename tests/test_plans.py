@@ -3,11 +3,11 @@
 import oracle
 import pytest
 import torch
-from helpers import assert_close, call, tensors, window
+from helpers import assert_close, call, rounded, tensors, window
 
 from vtrace_plugins import vtrace
 
-IN_ORDER, AT_ONCE = 1, 2  # the kernel's, which cannot be imported yet: triton may be missing
+AS_NEEDED, IN_ORDER, AT_ONCE = 0, 1, 2  # the kernel's, which cannot be imported yet: triton may be missing
 PLANS = {
     "one tile": (2, 32, 1, 1),
     "one tile, loads in order": (4, 32, 1, 1, 1, IN_ORDER),
@@ -17,6 +17,7 @@ PLANS = {
     "tiles, loads ahead": (4, 8, 1, 100, 3),
     "chunks": (2, 8, 1, 1),
     "chunks, loads in order": (16, 8, 1, 1, 1, IN_ORDER),
+    "chunks that look back": (2, 8, 1, 1, 1, AS_NEEDED, 4, True),
     "chunks of two tiles": (4, 8, 1, 2),
     "chunks of two tiles, loads ahead": (16, 8, 1, 2, 2),
 }
@@ -35,35 +36,41 @@ on = pytest.mark.parametrize(
 )
 
 
+both = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
 @on
+@both
 @pytest.mark.parametrize(
     ("continuation", "masked"), [("bootstrap_values", True), ("last_value", False), ("next_values", False)]
 )
 @pytest.mark.parametrize("T", [1, 21])
-def test_the_oracle(on, plan, continuation, masked, T):
-    data = window(3, T, continuation=continuation, masked=masked)
+def test_the_oracle(on, plan, continuation, masked, T, dtype):
+    data = rounded(window(3, T, continuation=continuation, masked=masked), dtype)
     options = {"gamma": 0.97, "lam": 0.9, "rho_bar": 1.3, "c_bar": 0.9, "pg_rho_bar": 2.0}
-    for actual, expected in zip(call(on, data, **options), oracle.loop(**data, **options), strict=True):
+    for actual, expected in zip(call(on, data, dtype=dtype, **options), oracle.loop(**data, **options), strict=True):
         assert_close(actual, expected)
 
 
 @on
-def test_a_nan_behind_a_cut_stays_there(on, plan):
+@both
+def test_a_nan_behind_a_cut_stays_there(on, plan, dtype):
     data = window(2, 21, boundaries=0.0)
     data["truncated"][:, 9] = True
-    clean = call(on, data, gamma=0.97)
+    clean = call(on, data, dtype=dtype, gamma=0.97)
     for name in ("log_pi", "values", "rewards"):
         data[name] = data[name].copy()
         data[name][:, 10:] = float("nan")
-    dirty = call(on, data, gamma=0.97)
+    dirty = call(on, data, dtype=dtype, gamma=0.97)
     for before, after in zip(clean, dirty, strict=True):
         assert torch.equal(before[:, :10], after[:, :10])
         assert after[:, 10:].isnan().all()
 
 
 @on
-def test_time_first_and_agents_inside(on, plan):
-    data = tensors(window(4, 13), on[1])
+@both
+def test_time_first_and_agents_inside(on, plan, dtype):
+    data = tensors(window(4, 13), on[1], dtype)
     wanted = vtrace(**data, gamma=0.97, backend=on[0])
     for moved in (lambda x: x.T.contiguous(), lambda x: x.view(2, 2, 13).transpose(1, 2).contiguous()):
         shaped = {name: moved(x) for name, x in data.items()}
@@ -125,14 +132,20 @@ def test_what_is_chosen(time_is_contiguous, multiprocessors):
             assert plan.block_time > 8 or plan.warps <= 4, "triton 3.6 fails to compile a scan over 2 with 8 warps"
             assert plan.block_rows * plan.block_time <= 4096
             assert plan.block_rows * chunk_maps <= 1024 or chunks == 1, "held at once as a program enters its chunk"
+            assert not plan.look_back or chunks <= 32 * plan.warps, "a place of the mail for each thread"
+            assert not plan.look_back or plan.chunk_tiles == 1
             variants.add(
                 (*plan[:3], plan.stages, plan.loads.value, plan.run, plan.chunk_tiles == 1, max(8, chunk_maps))
             )
     assert len(variants) <= 64
 
 
-@pytest.mark.parametrize("T", [21, 5000], ids=["one launch", "two"])
-def test_arguments_meet_their_parameters(monkeypatch, T):
+@pytest.mark.parametrize(
+    ("T", "passes"),
+    [(21, ["WHOLE"]), (5000, ["LOOK_BACK"]), (70000, ["SUMMARY", "APPLY"])],
+    ids=["one tile", "chunks", "more chunks"],
+)
+def test_arguments_meet_their_parameters(monkeypatch, T, passes):
     """They are handed over by position, some sixty of them."""
     from vtrace_plugins._core import launch, ops
 
@@ -161,8 +174,7 @@ def test_arguments_meet_their_parameters(monkeypatch, T):
         for name in ("log_pi", "log_mu", "values", "rewards", "terminated", "truncated"):
             assert given[name][0].data_ptr() == data[name].data_ptr(), name
         assert given["continuation"][0].data_ptr() == data["bootstrap_values"].data_ptr()
-    passes = [given["PASS"].value for given in calls]
-    assert passes == ([launch.WHOLE.value] if T == 21 else [launch.SUMMARY.value, launch.APPLY.value])
+    assert [given["PASS"] for given in calls] == [getattr(launch, name) for name in passes]
 
 
 def test_what_a_straight_launch_hands_to_triton():

@@ -10,8 +10,9 @@ their steps are composed in registers, before and after. Where a row's steps lie
 load, where rows do (ROWS_FIRST) it is four. In a few short windows a run is one step: less code for each thread.
 
 A long window of few rows is cut into chunks, over the grid's second dimension: the ``SUMMARY`` pass writes each chunk's
-map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Without chunks there is one ``WHOLE``
-pass.
+map, and the ``APPLY`` pass composes the later chunks' into what enters its own. Where chunks are few, one ``LOOK_BACK``
+pass does both: its programs publish their maps and wait for those of later chunks. Without chunks there is one
+``WHOLE`` pass.
 
 Every tensor is a tuple ``(pointer, stride_outer, stride_time, stride_inner)`` over ``[outer, time, inner]``, or only
 ``(pointer,)`` if it lies as ``values`` does; an absent one is None, which removes its branch at compile time.
@@ -21,7 +22,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-WHOLE, SUMMARY, APPLY = (tl.constexpr(x) for x in range(3))  # passes
+from vtrace_plugins._core.mailbox import places, receive, send
+
+WHOLE, SUMMARY, APPLY, LOOK_BACK = (tl.constexpr(x) for x in range(4))  # passes
 BOOTSTRAP, LAST, NEXT = (tl.constexpr(x) for x in range(3))  # bootstrap_values, last_value, next_values
 
 # How a tile is loaded. AS_NEEDED: as the compiler orders it, which puts off what it wants last, behind a wait for what
@@ -146,19 +149,53 @@ def write(x, outer, t, inner, exists, value):
 
 
 @triton.jit
+def first_of(run_a, run_b, last):
+    """Of scanned runs, the first in time: the map of them all, ``[BLOCK_ROWS, 1]``."""
+    a = tl.sum(tl.where(last, run_a, 0.0), 1, keep_dims=True)
+    b = tl.sum(tl.where(last, run_b, 0.0), 1, keep_dims=True)
+    return a, b
+
+
+@triton.jit
+def composed(a, b, j):
+    """Delta at the first step after the chunk, ``[BLOCK_ROWS, 1]``, from later chunks' maps; j counts from the end."""
+    a, b = tl.associative_scan((a, b), 1, combine)
+    return tl.sum(tl.where(j == j.shape[1] - 1, a, 0.0), 1, keep_dims=True)
+
+
+@triton.jit
 def entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS: tl.constexpr, OVERLAP: tl.constexpr):
-    """Delta at the first step after the chunk, ``[BLOCK_ROWS, 1]``: the later chunks' maps, composed."""
+    """Delta at the first step after the chunk, from the summaries."""
     if OVERLAP:
         gdc_wait()
     j = tl.arange(0, BLOCK_CHUNKS)[None, :]  # from the window's end, as they lie
     later = (row < rows) & (j < chunks - 1 - chunk)
     a = tl.load(summary_a + (j * rows + row), mask=later, other=0)
     b = tl.load(summary_b + (j * rows + row), mask=later, other=1)  # the map of no step at all is x -> 0 + 1 x
-    a, b = tl.associative_scan((a, b), 1, combine)
-    return tl.sum(tl.where(j == BLOCK_CHUNKS - 1, a, 0.0), 1, keep_dims=True)
+    return composed(a, b, j)
 
 
 @triton.jit
+def publish(words, row, rows, chunk, chunks, a, b, tag, BLOCK_CHUNKS: tl.constexpr):
+    """The chunk's map to each earlier chunk."""
+    k = places(BLOCK_CHUNKS)
+    place = (row * chunks + k) * chunks + (chunks - 1 - chunk)
+    send(words, place, (row < rows) & (k < chunk), a, b, tag)
+
+
+@triton.jit
+def look_back(words, row, rows, chunk, chunks, tag, BLOCK_CHUNKS: tl.constexpr):
+    """Delta at the first step after the chunk, from maps that are being published.
+
+    Programs start in the order of their ids, and later chunks have lower ones: whoever is waited for has started.
+    """
+    j = places(BLOCK_CHUNKS)  # from the window's end
+    later = (row < rows) & (j < chunks - 1 - chunk)
+    a, b = receive(words, (row * chunks + chunk) * chunks + j, later, tag)
+    return composed(a, tl.where(later, b, 1.0), j)
+
+
+@triton.jit(do_not_specialize=["tag"])
 def vtrace_kernel(
     log_pi,
     log_mu,
@@ -174,8 +211,9 @@ def vtrace_kernel(
     rho_bar_pointer,
     c_bar_pointer,
     pg_rho_bar_pointer,
-    summary_a,
+    summary_a,  # the mailbox, if LOOK_BACK
     summary_b,
+    tag,
     # Python floats reach a kernel as float32 unless annotated; float64 data needs all of gamma.
     gamma: tl.float64,
     rho_bar: tl.float64,
@@ -234,7 +272,7 @@ def vtrace_kernel(
         # steps stay the innermost axis, and only along it are loads made wider.
         i = tl.max_contiguous(i[:, :, None] + step, [1, 2, RUN])
     chunk = tl.program_id(1)
-    if PASS == SUMMARY:  # from the end: APPLY begins with what was read last, and finds it in the cache
+    if PASS != WHOLE and PASS != APPLY:  # from the end; so APPLY finds in the cache what was read last
         chunk = chunks - 1 - chunk
     first = chunk * chunk_tiles
     tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)
@@ -334,7 +372,11 @@ def vtrace_kernel(
         if PASS != SUMMARY:
             if PASS == APPLY and ONE_TILE:  # as late as can be: the summaries may not be there yet
                 carry_a = entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS, OVERLAP)
-            if PASS == APPLY or not ONE_TILE:
+            if PASS == LOOK_BACK:
+                tile_a, tile_b = first_of(run_a, run_b, last)
+                publish(summary_a, row, rows, chunk, chunks, tile_a, tile_b, tag, BLOCK_CHUNKS)
+                carry_a = look_back(summary_a, row, rows, chunk, chunks, tag, BLOCK_CHUNKS)
+            if PASS != WHOLE or not ONE_TILE:
                 later_a, _ = then(later_a, later_b, carry_a, carry_b)
             if RUN == 1:
                 first_a, _ = then(run_a, run_b, carry_a, carry_b)
@@ -354,8 +396,7 @@ def vtrace_kernel(
                 advantage = clip(w, pg_rho_bar, pg_rho_bar_pointer, COMPUTE) * advantage
             write(advantages, outer, t, inner, exists, advantage)
         if not ONE_TILE or PASS == SUMMARY:
-            tile_a = tl.sum(tl.where(last, run_a, 0.0), 1, keep_dims=True)
-            tile_b = tl.sum(tl.where(last, run_b, 0.0), 1, keep_dims=True)
+            tile_a, tile_b = first_of(run_a, run_b, last)
             carry_a, carry_b = then(tile_a, tile_b, carry_a, carry_b)
     if PASS == SUMMARY:
         place = (chunks - 1 - chunk) * rows + row

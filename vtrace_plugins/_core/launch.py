@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from vtrace_plugins._core.kernels import (
     BOOTSTRAP,
     IN_ORDER,
     LAST,
+    LOOK_BACK,
     NEXT,
     SUMMARY,
     WHOLE,
@@ -29,6 +31,8 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
+# Of launches that look back: NaNs of odd payloads, which memory that was used for anything else is not full of.
+_tags = cycle(range(0x7F800001, 0x7FC00000))
 _KINDS = dict(zip(CONTINUATIONS, (BOOTSTRAP, LAST, NEXT), strict=True))
 _POOL = (*Inputs._fields, "targets", "advantages")
 
@@ -36,7 +40,8 @@ _POOL = (*Inputs._fields, "targets", "advantages")
 class Plan(NamedTuple):
     """The tile (powers of two), how many tiles make a chunk, and how many tiles' loads are in flight.
 
-    ``loads`` (of a chunk of one tile) and ``run`` (of steps, along time): see the kernel.
+    ``loads`` (of a chunk of one tile) and ``run`` (of steps, along time): see the kernel. ``look_back``: chunks of one
+    tile take one launch, not two, unless the data is float64.
     """
 
     block_rows: int
@@ -46,6 +51,7 @@ class Plan(NamedTuple):
     stages: int = 1
     loads: tl.constexpr = AS_NEEDED
     run: int = 4
+    look_back: bool = False
 
 
 def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int) -> Plan:
@@ -56,6 +62,8 @@ def choose(rows: int, time: int, time_is_contiguous: bool, multiprocessors: int)
 
 def _along_time(rows: int, time: int, multiprocessors: int) -> Plan:
     """Whole rows in one tile if they fit, else tile by tile; few long rows in chunks. Mostly four steps a thread."""
+    if 2048 < time <= 65536 and rows < 2 * multiprocessors:
+        return Plan(1, 512, 4, 1, look_back=True) if time <= 16384 else Plan(1, 1024, 8, 1, look_back=True)
     if time > 2048 and rows < multiprocessors:
         block_time, warps = (512, 4) if time <= 512 * _MOST_CHUNKS else (2048, 8)
         return Plan(1, block_time, warps, triton.cdiv(triton.cdiv(time, block_time), _MOST_CHUNKS))
@@ -229,9 +237,11 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     strided = [(i, _POOL.index(n), n, strides[n]) for i, n in enumerate(names) if n in views]
     bare = [(i, _POOL.index(n)) for i, n in enumerate(CLIPS, len(names)) if isinstance(given[n], Tensor)]
 
+    looks_back = plan.look_back and chunks > 1 and dtype is torch.float32 and torch.version.hip is None
     summary_places = len(names) + len(CLIPS)
     template = [
         *[None] * (summary_places + 2),
+        0,  # tag
         *settled(x, where, views.values()),
         plan.chunk_tiles == 1,
         not time_is_contiguous,
@@ -239,16 +249,21 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         1 if dtype is torch.float64 else plan.stages,  # whose tiles ahead need not fit into shared memory
         plan.loads if plan.chunk_tiles == 1 else AS_NEEDED,
         plan.run,
-        overlap := chunks > 1 and _starts_dependents_early(device),
+        overlap := chunks > 1 and not looks_back and _starts_dependents_early(device),
     ]
     early: dict[str, bool] = {"launch_pdl": True} if overlap else {}
-    passes = ((WHOLE, {}),) if chunks == 1 else ((SUMMARY, {}), (APPLY, early))
+    if chunks == 1:
+        passes: tuple[tuple[tl.constexpr, dict[str, bool]], ...] = ((WHOLE, {}),)
+    else:
+        passes = ((LOOK_BACK, {}),) if looks_back else ((SUMMARY, {}), (APPLY, early))
+    # A chunk's map is two numbers; or two words, for every chunk that looks back at it.
+    maps, number = ((2, rows, chunks, chunks), torch.int64) if looks_back else ((2, chunks, rows), dtype)
     compiled: list[Any] = []
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
         try:
             results = empty_results(x.values, time_dim)
-            summaries = torch.empty((2, chunks, rows), dtype=dtype, device=device) if chunks > 1 else None
+            summaries = x.values.new_empty(maps, dtype=number) if chunks > 1 else None
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"vtrace: its results and workspace, {rows} windows of {time} steps, do not fit on {device}; "
@@ -271,6 +286,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
             first = summaries.data_ptr()
             halves = (first, first + summaries.nbytes // 2) if launches else (summaries[0], summaries[1])
             arguments[summary_places : summary_places + 2] = halves
+            if looks_back:
+                arguments[summary_places + 2] = next(_tags)
         with current(device):
             if launches:
                 for one, (which, _) in zip(launches, passes, strict=True):
