@@ -121,8 +121,8 @@ def test_what_is_chosen(time_is_contiguous, multiprocessors):
     from vtrace_plugins._core.launch import choose
 
     variants = set()
-    for rows in (1, 2, 3, 7, 64, 100, 200, 1000, 4096, 30000, 2**20):
-        for time in (1, 2, 5, 16, 33, 100, 128, 129, 500, 2048, 2049, 16384, 2**20):
+    for rows in (1, 2, 3, 7, 64, 100, 200, 263, 264, 1000, 4096, 30000, 2**20):
+        for time in (1, 2, 5, 16, 33, 100, 128, 129, 500, 2048, 2049, 16384, 16385, 65536, 65537, 2**20):
             plan = choose(rows, time, time_is_contiguous, multiprocessors)
             tiles = -(-time // plan.block_time)
             chunks = -(-tiles // plan.chunk_tiles)
@@ -134,9 +134,8 @@ def test_what_is_chosen(time_is_contiguous, multiprocessors):
             assert plan.block_rows * chunk_maps <= 1024 or chunks == 1, "held at once as a program enters its chunk"
             assert not plan.look_back or chunks <= 32 * plan.warps, "a place of the mail for each thread"
             assert not plan.look_back or plan.chunk_tiles == 1
-            variants.add(
-                (*plan[:3], plan.stages, plan.loads.value, plan.run, plan.chunk_tiles == 1, max(8, chunk_maps))
-            )
+            kernel = (*plan[:3], plan.stages, plan.loads.value, plan.run, plan.look_back, plan.chunk_tiles == 1)
+            variants.add((*kernel, max(8, chunk_maps)))
     assert len(variants) <= 64
 
 
@@ -170,6 +169,7 @@ def test_arguments_meet_their_parameters(monkeypatch, T, passes):
     wanted |= {"ONE_TILE": plan.chunk_tiles == 1, "ROWS_FIRST": False, "mask": None, "step_gamma": None}
     for given in calls:
         assert {name: given[name] for name in wanted} == wanted
+        assert 0x7FA1 << 16 < given["tag"] < 0x7FA2 << 16 if given["PASS"] == launch.LOOK_BACK else given["tag"] == 0
         assert given["LOADS"] == plan.loads and given["CONTINUATION"] == launch.BOOTSTRAP
         for name in ("log_pi", "log_mu", "values", "rewards", "terminated", "truncated"):
             assert given[name][0].data_ptr() == data[name].data_ptr(), name

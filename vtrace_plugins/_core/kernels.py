@@ -187,7 +187,8 @@ def publish(words, row, rows, chunk, chunks, a, b, tag, BLOCK_CHUNKS: tl.constex
 def look_back(words, row, rows, chunk, chunks, tag, BLOCK_CHUNKS: tl.constexpr):
     """Delta at the first step after the chunk, from maps that are being published.
 
-    Programs start in the order of their ids, and later chunks have lower ones: whoever is waited for has started.
+    Later chunks have lower ids, and programs are taken to start in the order of their ids (as every single-pass scan
+    takes them to): whoever is waited for has started.
     """
     j = places(BLOCK_CHUNKS)  # from the window's end
     later = (row < rows) & (j < chunks - 1 - chunk)
@@ -272,7 +273,9 @@ def vtrace_kernel(
         # steps stay the innermost axis, and only along it are loads made wider.
         i = tl.max_contiguous(i[:, :, None] + step, [1, 2, RUN])
     chunk = tl.program_id(1)
-    if PASS != WHOLE and PASS != APPLY:  # from the end; so APPLY finds in the cache what was read last
+    # From the end: LOOK_BACK waits for later chunks, which must have started before (else it could wait for ever), and
+    # APPLY begins with what SUMMARY read last, and finds it in the cache.
+    if PASS != WHOLE and PASS != APPLY:
         chunk = chunks - 1 - chunk
     first = chunk * chunk_tiles
     tiles = 1 if ONE_TILE else tl.minimum(chunk_tiles, tl.cdiv(T, BLOCK_TIME) - first)

@@ -31,8 +31,9 @@ from vtrace_plugins._core.layout import compute_dtype, empty_results, folded_sha
 
 INTERPRETED = not isinstance(vtrace_kernel, triton.JITFunction)  # TRITON_INTERPRET=1: runs on CPU tensors
 _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows at once
-# Of launches that look back: NaNs of odd payloads, which memory that was used for anything else is not full of.
-_tags = cycle(range(0x7F800001, 0x7FC00000))
+# Of launches that look back: NaNs whose upper half is one in 16 bits and differs from the lower, so that memory which
+# was used for anything else is not full of one.
+_tags = cycle(range(0x7FA10001, 0x7FA14001))
 _KINDS = dict(zip(CONTINUATIONS, (BOOTSTRAP, LAST, NEXT), strict=True))
 _POOL = (*Inputs._fields, "targets", "advantages")
 
@@ -41,7 +42,7 @@ class Plan(NamedTuple):
     """The tile (powers of two), how many tiles make a chunk, and how many tiles' loads are in flight.
 
     ``loads`` (of a chunk of one tile) and ``run`` (of steps, along time): see the kernel. ``look_back``: chunks of one
-    tile take one launch, not two, unless the data is float64.
+    tile, no more of them than a program has threads, take one launch, not two (float32, and no ROCm).
     """
 
     block_rows: int
@@ -237,7 +238,8 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     strided = [(i, _POOL.index(n), n, strides[n]) for i, n in enumerate(names) if n in views]
     bare = [(i, _POOL.index(n)) for i, n in enumerate(CLIPS, len(names)) if isinstance(given[n], Tensor)]
 
-    looks_back = plan.look_back and chunks > 1 and dtype is torch.float32 and torch.version.hip is None
+    looks_back = plan.look_back and dtype is torch.float32 and torch.version.hip is None
+    looks_back &= plan.chunk_tiles == 1 < chunks <= 32 * plan.warps  # a thread waits for a chunk
     summary_places = len(names) + len(CLIPS)
     template = [
         *[None] * (summary_places + 2),

@@ -40,12 +40,12 @@ def tagged(x, tag):
 
 
 @triton.jit
-def places(AT_LEAST: tl.constexpr):
-    """0, 1, ... for a tile of places: one for each thread, which has them to itself.
+def places(WANTED: tl.constexpr):
+    """0, 1, ... for a tile of places, one for each thread (which must be ``WANTED`` or more), which has it to itself.
 
     Fewer would be in several threads, and triton is free to repeat a small load: each would wait and clear on its own.
     """
-    return tl.arange(0, num_threads() if ON_GPU else AT_LEAST)[None, :]
+    return tl.arange(0, num_threads() if ON_GPU else WANTED)[None, :]
 
 
 @triton.jit
@@ -65,7 +65,8 @@ def receive(words, place, mask, tag):
         a, b = tl.inline_asm_elementwise(_WAIT, "=r,=r,l,l,l,r", arguments, (tl.int32, tl.int32), is_pure=False, pack=1)
         tl.debug_barrier()  # should a place be in several threads all the same
     else:
-        a, b = word_a.to(tl.int32), word_b.to(tl.int32)
+        there = ((word_a >> 32) == tag) & ((word_b >> 32) == tag)  # every sender has run
+        a, b = tl.where(there, word_a.to(tl.int32), -1), tl.where(there, word_b.to(tl.int32), -1)  # NaN, if not
     tl.store(words + 2 * place, 0, mask=mask)
     tl.store(words + 2 * place + 1, 0, mask=mask)
     return a.to(tl.float32, bitcast=True), b.to(tl.float32, bitcast=True)
