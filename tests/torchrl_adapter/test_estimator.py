@@ -444,6 +444,15 @@ def test_a_wrong_time_dim(time_dim):
         ours_for(actor, time_dim=time_dim)(rollout(actor, 4, 5))
 
 
+def test_a_missing_entry_is_told_beside_what_there_is_of_its_step():
+    actor = ACTORS["Categorical"]()
+    data = rollout(actor, 2, 5)
+    data["agents", "action_log_prob"] = data.pop("action_log_prob")
+    with pytest.raises(VTraceError, match=r"^action_log_prob: .*\('agents', 'action_log_prob'\).*'action'") as told:
+        ours_for(actor)(data)
+    assert "next" not in str(told.value)
+
+
 def test_the_tensordict_without_the_action():
     actor = ACTORS["Categorical"]()
     data = rollout(actor, 2, 5).exclude("action")

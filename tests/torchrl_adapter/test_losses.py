@@ -165,3 +165,27 @@ def test_all_routes_give_a_ppo_loss_the_same_advantages():
         unregister()
     for route, result in results.items():
         torch.testing.assert_close(result["advantage"], results["for_loss"]["advantage"], msg=route)
+
+
+def test_keys_set_before_or_after_for_loss():
+    """As with upstream's for_loss, keys may come later; the error of a call that still lacks them says how."""
+    actor, value = ACTORS["Categorical"](), critic()
+    nested = TensorDictModule(value.module, ["observation"], [("nested", "value")])
+    data = rollout(actor, 3, 5)
+    first = A2CLoss(actor, nested)
+    first.set_keys(value=("nested", "value"))
+    wanted = TritonVTrace.for_loss(first, gamma=0.97)(data.clone())
+
+    second = A2CLoss(actor, nested)
+    estimator = TritonVTrace.for_loss(second, gamma=0.97)
+    with pytest.raises(VTraceError, match=r"^state_value: expected .*set_keys\(value=.*, got .*\('nested', 'value'\)"):
+        estimator(data.clone())
+    second.make_value_estimator(estimator)
+    second.set_keys(value=("nested", "value"))
+    torch.testing.assert_close(estimator(data.clone())["advantage"], wanted["advantage"])
+
+    third = A2CLoss(actor, nested)
+    third.set_keys(value=("nested", "value"))
+    third.make_value_estimator(TritonVTrace, gamma=0.97, actor_network=actor, value_network=nested)
+    with pytest.raises(VTraceError, match=r"^state_value: expected .*set_keys\(value="):
+        third(data.clone())

@@ -10,9 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributions import Categorical
 from torchrl.collectors.utils import split_trajectories
 from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator, set_recurrent_mode
+from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import VTrace
 
-from vtrace_plugins.torchrl import TritonVTrace
+from vtrace_plugins.torchrl import TritonVTrace, register, unregister
 
 RESULTS = ("advantage", "value_target")
 
@@ -191,9 +192,11 @@ def test_frozen_parameters_stay_frozen(actor):
     assert all(p.requires_grad for p in actor.parameters())
 
 
-@pytest.mark.parametrize("cell", [LSTMModule, GRUModule], ids=["LSTM", "GRU"])
-def test_recurrent_policies(cell):
-    """The estimator's values and log-probs are those of a full pass over each sequence with its resets."""
+cells = pytest.mark.parametrize("cell", [LSTMModule, GRUModule], ids=["LSTM", "GRU"])
+
+
+def recurrent_networks(cell):
+    """Actor, critic, and two sequences of two episodes each."""
     torch.manual_seed(0)
 
     def recurrent(name):
@@ -216,20 +219,27 @@ def test_recurrent_policies(cell):
         data[h] = torch.zeros(2, 9, 1, 8)
     done = torch.zeros(2, 9, 1, dtype=torch.bool)
     done[:, 4] = True
+    with set_recurrent_mode(True), torch.no_grad():
+        actor(data)
+    data["next"] = TensorDict(
+        {
+            "observation": torch.randn(2, 9, 4),
+            "is_init": torch.zeros(2, 9, 1, dtype=torch.bool),
+            "reward": torch.randn(2, 9, 1),
+            "done": done,
+            "terminated": done.clone(),
+            **{h: torch.zeros(2, 9, 1, 8) for h in actor_hidden + value_hidden},
+        },
+        [2, 9],
+    )
+    return actor, value, data
+
+
+@cells
+def test_recurrent_policies(cell):
+    """The estimator's values and log-probs are those of a full pass over each sequence with its resets."""
+    actor, value, data = recurrent_networks(cell)
     with set_recurrent_mode(True):
-        with torch.no_grad():
-            actor(data)
-        data["next"] = TensorDict(
-            {
-                "observation": torch.randn(2, 9, 4),
-                "is_init": torch.zeros(2, 9, 1, dtype=torch.bool),
-                "reward": torch.randn(2, 9, 1),
-                "done": done,
-                "terminated": done.clone(),
-                **{h: torch.zeros(2, 9, 1, 8) for h in actor_hidden + value_hidden},
-            },
-            [2, 9],
-        )
         on_policy = estimator(actor, value)(data.clone())
         free = estimator(actor, value, rho_thresh=float("inf"), c_thresh=float("inf"))(data.clone())
         stock = VTrace(gamma=0.97, actor_network=actor, value_network=value)
@@ -241,6 +251,31 @@ def test_recurrent_policies(cell):
         moved(actor)
         later = estimator(actor, value, rho_thresh=float("inf"), c_thresh=float("inf"))(data.clone())
         assert not torch.equal(later["advantage"], free["advantage"])
+
+
+@cells
+@pytest.mark.parametrize("route", ["instance", "class", "registry"])
+@pytest.mark.parametrize("loss_class", [A2CLoss, ClipPPOLoss])
+def test_recurrent_networks_inside_a_loss(cell, route, loss_class):
+    """There the critic is called with the loss's parameters, which upstream's vmap refuses to do."""
+    actor, value, data = recurrent_networks(cell)
+    loss = loss_class(actor, value)
+    weighted = {"weight_advantages": loss_class is A2CLoss}
+    with set_recurrent_mode(True):
+        wanted = loss(TritonVTrace.for_loss(loss, gamma=0.97)(data.clone()))
+        if route == "instance":
+            loss.make_value_estimator(TritonVTrace.for_loss(loss, gamma=0.97))
+        elif route == "class":
+            loss.make_value_estimator(TritonVTrace, gamma=0.97, actor_network=actor, value_network=value, **weighted)
+        else:
+            register()
+            try:
+                loss.make_value_estimator("vtrace", gamma=0.97)
+            finally:
+                unregister()
+        found = loss(data.clone())
+    for name in ("loss_critic", "loss_objective"):
+        torch.testing.assert_close(found[name], wanted[name])
 
 
 @pytest.mark.parametrize("log_prob_of", ["recorded", "upstream"])

@@ -15,8 +15,9 @@ def entry(tensordict: TensorDictBase, key: NestedKey, why: str) -> Any:
     """What stands under ``key``, a tensor or a tensordict, or an error that names the key."""
     found = tensordict.get(key, None)
     if found is None:
-        keys = sorted(map(str, tensordict.keys(include_nested=isinstance(key, tuple), leaves_only=True)))
-        raise VTraceError(str(key), f"an entry in the tensordict ({why})", f"the keys {keys}")
+        keys = tensordict.keys(include_nested=True, leaves_only=True)
+        beside = sorted(str(k) for k in keys if (k[0] == "next") == (key[0] == "next"))  # of the same step
+        raise VTraceError(str(key), f"an entry in the tensordict ({why})", f"the keys {beside}")
     if not isinstance(found, Tensor) and (is_non_tensor(found) or not is_tensor_collection(found)):
         raise VTraceError(str(key), f"a tensor ({why})", type(getattr(found, "data", found)).__name__)
     return found

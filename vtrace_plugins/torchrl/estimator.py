@@ -39,9 +39,11 @@ from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unva
 def check_options(**options: Any) -> None:
     """These of the constructor's arguments: that it takes them, and what they may be."""
     known = inspect.signature(TritonVTrace).parameters.keys() | inspect.signature(VTrace).parameters.keys()
+    known -= {"kwargs"}
     for name in options:
-        if name not in known - {"kwargs"}:
-            raise VTraceError(name, f"one of TritonVTrace's arguments, {sorted(known - {'kwargs'})}", "an unknown one")
+        if name not in known:
+            taken = sorted(known - {"advantage_key", "value_key", "value_target_key"})  # deprecated: set_keys
+            raise VTraceError(name, f"one of TritonVTrace's arguments, {taken}", "an unknown one")
     of, weighted = options.get("log_prob_of", "recorded"), options.get("weight_advantages")
     if of not in ("recorded", "upstream"):
         raise VTraceError("log_prob_of", "'recorded' or 'upstream'", repr(of))
@@ -154,6 +156,9 @@ class TritonVTrace(VTrace):
         # None until for_loss has seen the loss. Without one it counts as True.
         self.weight_advantages = True if log_prob_of == "upstream" else weight_advantages
         self._warned = False
+        # Given parameters, upstream's code calls the critic in a loop over states and next states, not through vmap,
+        # which recurrent networks do not pass.
+        self.deactivate_vmap = True
 
     @classmethod
     def for_loss(cls, loss_module: Any, **hyperparams: Any) -> TritonVTrace:
@@ -178,8 +183,15 @@ class TritonVTrace(VTrace):
             estimator.weight_advantages = not isinstance(loss_module, PPOLoss)
         keys = getattr(loss_module, "tensor_keys", None)
         names = (field.name for field in dataclasses.fields(estimator.default_keys))
-        estimator.set_keys(**{name: getattr(keys, name) for name in names if getattr(keys, name, None) is not None})
+        found = {name: getattr(keys, name) for name in names if getattr(keys, name, None) is not None}
+        if "value" in found and not estimator._critic_writes(found["value"]):
+            del found["value"]  # the loss's keys are yet to be set, which upstream's for_loss does not mind
+        estimator.set_keys(**found)
         return estimator
+
+    def _critic_writes(self, key: NestedKey) -> bool:
+        written = getattr(self.value_network, "out_keys", None)
+        return written is None or key in written
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -311,6 +323,9 @@ class TritonVTrace(VTrace):
                 for key in (keys.value, ("next", keys.value))
             )
             return value, next_value, tensordict.get("shifted_valid", None) if self.shifted else None
+        if not self._critic_writes(keys.value):
+            wanted = "an entry that the value network writes (set_keys(value=...), on the loss or the estimator)"
+            raise VTraceError(str(keys.value), wanted, f"a network that writes {self.value_network.out_keys}")
         plain = params is None and not self.shifted and self.value_chunk_size is None and self.num_chunks is None
         valid = None
         with held_out(self.value_network):  # gradients may pass through, but not into its parameters
