@@ -26,13 +26,6 @@ LOSSES = {
 AGENTS = 3
 
 
-@pytest.fixture
-def registered():
-    register()
-    yield
-    unregister()
-
-
 def multi_agent(centralized):
     """Actor, critic and data of a team that shares reward and done."""
     net = lambda outputs, central: MultiAgentMLP(  # noqa: E731
@@ -183,6 +176,10 @@ def test_keys_set_before_or_after_for_loss():
     second.make_value_estimator(estimator)
     second.set_keys(value=("nested", "value"))
     torch.testing.assert_close(estimator(data.clone())["advantage"], wanted["advantage"])
+
+    unnormalised = A2CLoss(actor, TensorDictModule(value.module, ["observation"], [("a", "b", "value")]))
+    unnormalised.set_keys(value=("a", ("b", "value")))
+    assert TritonVTrace.for_loss(unnormalised, gamma=0.97).tensor_keys.value == ("a", "b", "value")
 
     third = A2CLoss(actor, nested)
     third.set_keys(value=("nested", "value"))

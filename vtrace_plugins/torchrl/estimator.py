@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, dispatch
-from tensordict.utils import NestedKey
+from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.objectives import PPOLoss
 from torchrl.objectives.value import VTrace
@@ -184,7 +184,7 @@ class TritonVTrace(VTrace):
         keys = getattr(loss_module, "tensor_keys", None)
         names = (field.name for field in dataclasses.fields(estimator.default_keys))
         found = {name: getattr(keys, name) for name in names if getattr(keys, name, None) is not None}
-        if "value" in found and not estimator._critic_writes(found["value"]):
+        if "value" in found and not estimator._critic_writes(unravel_key(found["value"])):
             del found["value"]  # the loss's keys are yet to be set, which upstream's for_loss does not mind
         estimator.set_keys(**found)
         return estimator
