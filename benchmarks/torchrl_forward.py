@@ -4,8 +4,8 @@
 
 A figure is the wall-clock time of a call among so many back to back as last some 30 ms (the GPU is waited for after the
 last): the median of the repeats. The estimators take turns within each repeat, so that a slow spell of the host hits
-all of them. Like is compared with like: stock against ours on upstream's log-probs; ours on recorded
-actions stands beside it, and the least that any estimator needs: the two networks' passes with nothing around them.
+all of them. Like is compared with like: stock against ours on upstream's log-probs; ours on recorded actions stands
+beside it, and the least that any estimator needs: the two networks' passes with nothing around them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WARM_UP, REPEATS = 5, 15
 TOGETHER = 0.03  # seconds of calls back to back: what waiting for the GPU adds is then small against them
 
 
-def network(outputs: int, hidden: int = 64) -> nn.Sequential:
+def network(outputs: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(OBSERVATIONS, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
 
 

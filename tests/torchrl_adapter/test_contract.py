@@ -43,6 +43,10 @@ def test_upstreams_signature(name):
     assert not missing, f"torchrl's {name} no longer takes {missing}, as {where} calls it; it takes {list(parameters)}"
 
 
+def test_the_switch_that_spares_recurrent_critics_vmap():
+    assert hasattr(VTrace, "deactivate_vmap"), "torchrl's ValueEstimatorBase lost deactivate_vmap (estimator.py)"
+
+
 def test_what_the_short_way_through_a_module_reads():
     """vtrace_plugins/torchrl/plain.py, and networks.py's distribution."""
     module = ValueOperator(nn.Linear(2, 1), in_keys=["x"])

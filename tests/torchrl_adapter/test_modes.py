@@ -13,7 +13,7 @@ from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOper
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.value import VTrace
 
-from vtrace_plugins.torchrl import TritonVTrace, register, unregister
+from vtrace_plugins.torchrl import TritonVTrace
 
 RESULTS = ("advantage", "value_target")
 
@@ -256,23 +256,19 @@ def test_recurrent_policies(cell):
 @cells
 @pytest.mark.parametrize("route", ["instance", "class", "registry"])
 @pytest.mark.parametrize("loss_class", [A2CLoss, ClipPPOLoss])
-def test_recurrent_networks_inside_a_loss(cell, route, loss_class):
+def test_recurrent_networks_inside_a_loss(cell, route, loss_class, registered):
     """There the critic is called with the loss's parameters, which upstream's vmap refuses to do."""
     actor, value, data = recurrent_networks(cell)
     loss = loss_class(actor, value)
-    weighted = {"weight_advantages": loss_class is A2CLoss}
+    given = {"actor_network": actor, "value_network": value, "weight_advantages": loss_class is A2CLoss}
     with set_recurrent_mode(True):
         wanted = loss(TritonVTrace.for_loss(loss, gamma=0.97)(data.clone()))
         if route == "instance":
             loss.make_value_estimator(TritonVTrace.for_loss(loss, gamma=0.97))
         elif route == "class":
-            loss.make_value_estimator(TritonVTrace, gamma=0.97, actor_network=actor, value_network=value, **weighted)
+            loss.make_value_estimator(TritonVTrace, gamma=0.97, **given)
         else:
-            register()
-            try:
-                loss.make_value_estimator("vtrace", gamma=0.97)
-            finally:
-                unregister()
+            loss.make_value_estimator("vtrace", gamma=0.97)
         found = loss(data.clone())
     for name in ("loss_critic", "loss_objective"):
         torch.testing.assert_close(found[name], wanted[name])

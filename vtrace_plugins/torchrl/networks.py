@@ -124,7 +124,7 @@ def root_and_next_values(
         if isinstance(found, Tensor) and network.out_keys == [key]:
             return found
         state = written(network, found, _assembled(entries, shape, tensordict))
-        value: Tensor = entry(state, key, "the value, which the value network should write: set_keys(value=...)")
+        value: Tensor = entry(state, key, "the value")
         return value
 
     shape = list(tensordict.batch_size)
