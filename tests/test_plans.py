@@ -135,7 +135,7 @@ def test_what_is_chosen(time_is_contiguous, multiprocessors):
             assert not plan.look_back or chunks <= 32 * plan.warps, "a place of the mail for each thread"
             assert not plan.look_back or plan.chunk_tiles == 1
             kernel = (*plan[:3], plan.stages, plan.loads.value, plan.run, plan.look_back, plan.chunk_tiles == 1)
-            variants.add((*kernel, max(8, chunk_maps)))
+            variants.add((*kernel, 32 * plan.warps if plan.look_back else max(8, chunk_maps)))
     assert len(variants) <= 64
 
 

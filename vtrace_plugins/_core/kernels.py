@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from vtrace_plugins._core.mailbox import places, receive, send
+from vtrace_plugins._core.mailbox import receive, send
 
 WHOLE, SUMMARY, APPLY, LOOK_BACK = (tl.constexpr(x) for x in range(4))  # passes
 BOOTSTRAP, LAST, NEXT = (tl.constexpr(x) for x in range(3))  # bootstrap_values, last_value, next_values
@@ -178,7 +178,7 @@ def entering(summary_a, summary_b, row, rows, chunk, chunks, BLOCK_CHUNKS: tl.co
 @triton.jit
 def publish(words, row, rows, chunk, chunks, a, b, tag, BLOCK_CHUNKS: tl.constexpr):
     """The chunk's map to each earlier chunk."""
-    k = places(BLOCK_CHUNKS)
+    k = tl.arange(0, BLOCK_CHUNKS)[None, :]
     place = (row * chunks + k) * chunks + (chunks - 1 - chunk)
     send(words, place, (row < rows) & (k < chunk), a, b, tag)
 
@@ -190,7 +190,7 @@ def look_back(words, row, rows, chunk, chunks, tag, BLOCK_CHUNKS: tl.constexpr):
     Later chunks have lower ids, and programs are taken to start in the order of their ids (as every single-pass scan
     takes them to): whoever is waited for has started.
     """
-    j = places(BLOCK_CHUNKS)  # from the window's end
+    j = tl.arange(0, BLOCK_CHUNKS)[None, :]  # from the window's end
     later = (row < rows) & (j < chunks - 1 - chunk)
     a, b = receive(words, (row * chunks + chunk) * chunks + j, later, tag)
     return composed(a, tl.where(later, b, 1.0), j)
@@ -212,7 +212,7 @@ def vtrace_kernel(
     rho_bar_pointer,
     c_bar_pointer,
     pg_rho_bar_pointer,
-    summary_a,  # the mailbox, if LOOK_BACK
+    summary_a,  # the mailbox's words, if LOOK_BACK
     summary_b,
     tag,
     # Python floats reach a kernel as float32 unless annotated; float64 data needs all of gamma.
@@ -233,7 +233,7 @@ def vtrace_kernel(
     INDEX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TIME: tl.constexpr,
-    BLOCK_CHUNKS: tl.constexpr,
+    BLOCK_CHUNKS: tl.constexpr,  # as many as threads, if LOOK_BACK
     ONE_TILE: tl.constexpr,  # a chunk is one tile
     ROWS_FIRST: tl.constexpr,  # rows lie side by side in memory, rather than the steps of a row
     ROWS_TOGETHER: tl.constexpr,  # how many of them a thread takes, if ROWS_FIRST; divides inner_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ _MOST_CHUNKS = 1024  # a program holds the maps of all later chunks of its rows 
 # Of launches that look back: NaNs whose upper half is one in 16 bits and differs from the lower, so that memory which
 # was used for anything else is not full of one.
 _tags = cycle(range(0x7FA10001, 0x7FA14001))
+_HERE = nullcontext()  # made once, as each launch enters it
+_gpus = cache(torch.cuda.device_count)
 _KINDS = dict(zip(CONTINUATIONS, (BOOTSTRAP, LAST, NEXT), strict=True))
 _POOL = (*Inputs._fields, "targets", "advantages")
 
@@ -131,8 +134,8 @@ def _starts_dependents_early(device: torch.device) -> bool:
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """Within it, kernels go to ``device``."""
-    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-    return torch.cuda.device(device) if elsewhere else nullcontext()
+    elsewhere = device.type == "cuda" and _gpus() > 1 and device.index != torch.cuda.current_device()
+    return torch.cuda.device(device) if elsewhere else _HERE
 
 
 class Geometry(NamedTuple):
@@ -161,7 +164,7 @@ def input_names(x: Inputs) -> list[str]:
     return ["log_pi", "log_mu", "values", "rewards", "terminated", "truncated", x.continuation, "mask", "gamma"]
 
 
-def settled(x: Inputs, where: Geometry, views: Iterable[Tensor]) -> list[Any]:
+def settled(x: Inputs, where: Geometry, views: Iterable[Tensor], block_chunks: int | None = None) -> list[Any]:
     """The kernels' common arguments from ``gamma`` to ``BLOCK_CHUNKS``. ``views``: all that they address."""
     (outer, time, inner), _, plan, chunks, _ = where
     furthest = max(sum(size * stride for size, stride in zip(where.folded, t.stride(), strict=True)) for t in views)
@@ -176,7 +179,7 @@ def settled(x: Inputs, where: Geometry, views: Iterable[Tensor]) -> list[Any]:
         tl.int64 if furthest >= 2**31 else tl.int32,
         plan.block_rows,
         plan.block_time,
-        max(8, triton.next_power_of_2(chunks)),
+        block_chunks or max(8, triton.next_power_of_2(chunks)),
     ]
 
 
@@ -231,11 +234,11 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     # The kernel's arguments in its order: these as (pointer, strides), then the clips that are tensors as pointers.
     names = [*input_names(x), "targets", "advantages"]
     views = {name: fold(name, given[name], shape, folded) for name in names if isinstance(given[name], Tensor)}
-    copied = {name for name, view in views.items() if view.data_ptr() != given[name].data_ptr()}
+    copied = [(_POOL.index(n), n) for n, view in views.items() if view.data_ptr() != given[n].data_ptr()]
     strides: dict[str, tuple[int, ...]] = {n: view.stride() for n, view in views.items()}
     if time_is_contiguous:  # one offset for all that lie alike; over rows it was measured slower
         strides |= {n: () for n, s in strides.items() if n != "values" and s == strides["values"]}
-    strided = [(i, _POOL.index(n), n, strides[n]) for i, n in enumerate(names) if n in views]
+    strided = [(i, _POOL.index(n), strides[n]) for i, n in enumerate(names) if n in views]
     bare = [(i, _POOL.index(n)) for i, n in enumerate(CLIPS, len(names)) if isinstance(given[n], Tensor)]
 
     looks_back = plan.look_back and dtype is torch.float32 and torch.version.hip is None
@@ -244,7 +247,7 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     template = [
         *[None] * (summary_places + 2),
         0,  # tag
-        *settled(x, where, views.values()),
+        *settled(x, where, views.values(), 32 * plan.warps if looks_back else None),
         plan.chunk_tiles == 1,
         not time_is_contiguous,
         4 if inner % 16 == 0 else 1,  # ROWS_TOGETHER
@@ -259,37 +262,35 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
     else:
         passes = ((LOOK_BACK, {}),) if looks_back else ((SUMMARY, {}), (APPLY, early))
     # A chunk's map is two numbers; or two words, for every chunk that looks back at it.
-    maps, number = ((2, rows, chunks, chunks), torch.int64) if looks_back else ((2, chunks, rows), dtype)
+    size, number = (2 * rows * chunks * chunks, torch.int64) if looks_back else (2 * rows * chunks, dtype)
     compiled: list[Any] = []
 
     def launch(x: Inputs) -> tuple[Tensor, Tensor]:
         try:
             results = empty_results(x.values, time_dim)
-            summaries = x.values.new_empty(maps, dtype=number) if chunks > 1 else None
+            workspace = x.values.new_empty(size, dtype=number) if chunks > 1 else None
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"vtrace: its results and workspace, {rows} windows of {time} steps, do not fit on {device}; "
                 "free memory or pass fewer windows at once"
             ) from error
-        pool: tuple[Any, ...] = (*x, *results)
+        pool: list[Any] = [*x, *results]
+        for place, name in copied:
+            pool[place] = fold(name, pool[place], shape, folded)
         launches = tuple(compiled)  # once: another thread may fill it meanwhile
         address: Any = Tensor.data_ptr if launches else lambda t: t
         arguments: list[Any] = template.copy()
-        kept = []  # alive until the launch
-        for i, place, name, strides in strided:
-            t = pool[place]
-            if name in copied:
-                t = fold(name, t, shape, folded)
-                kept.append(t)
-            arguments[i] = (address(t), *strides)
+        for i, place, strides in strided:
+            arguments[i] = (address(pool[place]), *strides)
         for i, place in bare:
             arguments[i] = address(pool[place])
-        if summaries is not None:
-            first = summaries.data_ptr()
-            halves = (first, first + summaries.nbytes // 2) if launches else (summaries[0], summaries[1])
+        if looks_back:
+            arguments[summary_places] = address(workspace)
+            arguments[summary_places + 2] = next(_tags)
+        elif workspace is not None:
+            first = workspace.data_ptr()
+            halves = (first, first + workspace.nbytes // 2) if launches else workspace.chunk(2)
             arguments[summary_places : summary_places + 2] = halves
-            if looks_back:
-                arguments[summary_places + 2] = next(_tags)
         with current(device):
             if launches:
                 for one, (which, _) in zip(launches, passes, strict=True):

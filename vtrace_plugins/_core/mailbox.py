@@ -7,15 +7,14 @@ again (a CUDA graph replayed). A place has one sender and one receiver.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import num_threads
 
-ON_GPU = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no assembly, and programs in sequence
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # it has no assembly, and runs programs in sequence
 
 # Each thread waits for itself: a loop of triton's would be one for all warps, and they need not agree on when to leave.
-_WAIT = tl.constexpr("""
+_TAKE = tl.constexpr("""
 {
-    .reg .pred missing;
-    .reg .b64 word_a, word_b;
+    .reg .pred missing, wanted;
+    .reg .b64 word_a, word_b, nothing;
     .reg .b32 a, b, tag_a, tag_b;
     mov.b64 word_a, $3;
     mov.b64 word_b, $4;
@@ -28,6 +27,9 @@ AGAIN:
     ld.relaxed.gpu.global.v2.b64 {word_a, word_b}, [$2];
     bra AGAIN;
 DONE:
+    setp.ne.s32 wanted, $6, 0;
+    mov.b64 nothing, 0;
+    @wanted st.relaxed.gpu.global.v2.b64 [$2], {nothing, nothing};
     mov.b32 $0, a;
     mov.b32 $1, b;
 }
@@ -40,15 +42,6 @@ def tagged(x, tag):
 
 
 @triton.jit
-def places(WANTED: tl.constexpr):
-    """0, 1, ... for a tile of places, one for each thread (which must be ``WANTED`` or more), which has it to itself.
-
-    Fewer would be in several threads, and triton is free to repeat a small load: each would wait and clear on its own.
-    """
-    return tl.arange(0, num_threads() if ON_GPU else WANTED)[None, :]
-
-
-@triton.jit
 def send(words, place, mask, a, b, tag):
     tl.atomic_xchg(words + 2 * place, tagged(a, tag), mask=mask, sem="relaxed")
     tl.atomic_xchg(words + 2 * place + 1, tagged(b, tag), mask=mask, sem="relaxed")
@@ -56,17 +49,20 @@ def send(words, place, mask, a, b, tag):
 
 @triton.jit
 def receive(words, place, mask, tag):
-    """The pair (a, b) of each place; (0, 0) outside ``mask``."""
+    """The pair (a, b) of each place; (0, 0) outside ``mask``.
+
+    The tile must have a place for each thread, which then has it to itself. A smaller one would be in several threads,
+    and triton is free to repeat a small load: each would wait and clear on its own.
+    """
     nothing = tag.to(tl.int64) << 32
     word_a = tl.load(words + 2 * place, mask=mask, other=nothing, volatile=True)
     word_b = tl.load(words + 2 * place + 1, mask=mask, other=nothing, volatile=True)
-    if ON_GPU:
-        arguments = [words + 2 * place, word_a, word_b, tag]
-        a, b = tl.inline_asm_elementwise(_WAIT, "=r,=r,l,l,l,r", arguments, (tl.int32, tl.int32), is_pure=False, pack=1)
-        tl.debug_barrier()  # should a place be in several threads all the same
-    else:
+    if INTERPRETED:
         there = ((word_a >> 32) == tag) & ((word_b >> 32) == tag)  # every sender has run
         a, b = tl.where(there, word_a.to(tl.int32), -1), tl.where(there, word_b.to(tl.int32), -1)  # NaN, if not
-    tl.store(words + 2 * place, 0, mask=mask)
-    tl.store(words + 2 * place + 1, 0, mask=mask)
+        tl.store(words + 2 * place, 0, mask=mask)
+        tl.store(words + 2 * place + 1, 0, mask=mask)
+    else:
+        given = [words + 2 * place, word_a, word_b, tag, mask.to(tl.int32)]
+        a, b = tl.inline_asm_elementwise(_TAKE, "=r,=r,l,l,l,r,r", given, (tl.int32, tl.int32), is_pure=False, pack=1)
     return a.to(tl.float32, bitcast=True), b.to(tl.float32, bitcast=True)
