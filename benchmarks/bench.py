@@ -7,9 +7,10 @@ Device time is that of one call among the several in a captured CUDA graph, the 
 the L2 cache stay there, the GPU is busy beforehand, and up to 8 million steps the candidates' graphs take turns, as its
 clocks rise and fall. JAX's cannot be captured: it is the sum of its kernels' durations by the profiler, gaps not
 counted, and ours by the same measure stands as kernel_us; processes of their own take them last, since a profiler once
-used slows every later launch. A call is wall-clock from Python to Python, back to back, the GPU waited for after the
-last; the candidates take turns, so that a slow spell of the host hits all of them. Several GPUs share the sizes. Where
-time is short, --seconds ends a run and --resume goes on with it.
+used slows every later launch. A call is wall-clock from Python to Python, back to back (one goes ahead untimed: after
+another candidate's turn its code is not in the CPU's caches), the GPU waited for after the last; the candidates take
+turns, so that a slow spell of the host hits all of them. Several GPUs share the sizes. Where time is short, --seconds
+ends a run and --resume goes on with it.
 
 ``copy`` moves as many bytes as the kernel must: five float32 inputs and two flags read, two float32 results written, so
 30 bytes a step; without truncation one input and a flag less, 25. A rival that is not installed, cannot do a case or
@@ -144,6 +145,8 @@ def kernel_microseconds(function: Callable[[], object]) -> float | None:
 
 
 def wall_microseconds(function: Callable[[], object], calls: int) -> float:
+    if calls > 1:
+        function()
     torch.cuda.synchronize()
     start = time.perf_counter()
     result = None
