@@ -338,9 +338,10 @@ def test_another_stream():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("T", [100, 5000])
 @pytest.mark.parametrize("backend", ["triton", "torch"])
-def test_cuda_graph(backend):
-    data = inputs((backend, "cuda"), rows=64, T=100)
+def test_cuda_graph(backend, T):
+    data = inputs((backend, "cuda"), rows=64, T=T)
     vtrace(**data, gamma=0.97, backend=backend)  # compiles outside the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -353,9 +354,10 @@ def test_cuda_graph(backend):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("T", [100, 5000])
 @pytest.mark.parametrize("backend", ["triton", "torch"])
-def test_compiled_into_cuda_graphs(backend):
-    data = inputs((backend, "cuda"), rows=64, T=100)
+def test_compiled_into_cuda_graphs(backend, T):
+    data = inputs((backend, "cuda"), rows=64, T=T)
     compiled = torch.compile(
         lambda data: tuple(vtrace(**data, gamma=0.97, backend=backend)), fullgraph=True, mode="reduce-overhead"
     )
