@@ -134,7 +134,7 @@ class Window:
             if name == "last_value":
                 tensors[name] = t.view(self.batch)
                 continue
-            if layout == "expanded" and (x == x[:1]).all():
+            if layout == "expanded":
                 tensors[name] = t[0].expand(*self.batch, self.T).movedim(-1, self.time_dim)
                 continue
             t = t.view(*self.batch, self.T).movedim(-1, self.time_dim)
@@ -167,7 +167,11 @@ class Window:
         return np.cumsum(starts.flatten()).reshape(self.rows, self.T)
 
     def poisoned(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The data with one value at one step gone bad, and where results may change."""
+        """The data with one value at one step gone bad, and where results may change.
+
+        In every row, if the rows are one that is expanded: memory laid out otherwise would be another variant of the
+        kernel, which rounds as it likes.
+        """
         rng = self.rng
         row, t = int(rng.integers(self.rows)), int(rng.integers(self.T))
         names = [
@@ -175,9 +179,10 @@ class Window:
         ]
         name = names[rng.integers(len(names))]
         data = self.data | {name: self.data[name].copy()}
-        data[name][row, t] = POISONS[rng.integers(len(POISONS))]
+        rows = slice(None) if self.clothes[name][1] == "expanded" else row
+        data[name][rows, t] = POISONS[rng.integers(len(POISONS))]
         episodes = self.episodes()
-        return data, episodes == episodes[row, t]
+        return data, np.isin(episodes, episodes[rows, t])
 
 
 def check(seed: int, device: str, most: int, styles: int | None = None) -> Outcome:
