@@ -29,6 +29,19 @@ def test_a_million_on_a_side(shape, time_dim):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
+def test_more_windows_than_31_bits_count():
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip("needs 60 GB")
+    values = torch.randint(-8, 8, (2**31 + 64, 1), device="cuda", dtype=torch.int8).float().requires_grad_()
+    one = torch.ones((1, 1), device="cuda").expand_as(values)
+    data = {"log_pi": one, "log_mu": one, "rewards": one, "terminated": one, "last_value": one[:, 0]}
+    targets, advantages = vtrace(values=values, **data, gamma=0.99, backend="triton")
+    assert (targets.amin(), targets.amax()) == (1, 1)
+    assert torch.equal(advantages, 1 - values)
+    (gradient,) = torch.autograd.grad(advantages, values, one)
+    assert (gradient.amin(), gradient.amax()) == (-1, -1)
+
+
 @pytest.mark.parametrize(("shape", "time_dim"), [((2**11 + 1, 2**20), 1), ((2**11 + 16, 2**20), 0)])
 def test_more_elements_than_32_bits_count(shape, time_dim):
     if torch.cuda.mem_get_info()[0] < 60e9:

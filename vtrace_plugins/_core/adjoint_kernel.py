@@ -116,7 +116,7 @@ def adjoint_kernel(
     PASS: tl.constexpr,
 ):
     """One program: BLOCK_ROWS rows of one chunk, in tiles of BLOCK_TIME steps, from its start to its end."""
-    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
+    row = (tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
     i = tl.arange(0, BLOCK_TIME)[None, :]
     outer = row // inner_size
     inner = tl.max_contiguous(tl.multiple_of(row % inner_size, [ROWS_TOGETHER, 1]), [ROWS_TOGETHER, 1])

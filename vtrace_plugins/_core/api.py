@@ -78,8 +78,8 @@ def vtrace(
             without interior truncation, so neither ``truncated`` nor ``mask`` may stand beside it.
         next_values: V of the state that follows each step; used at every step that is not terminated. For data
             where that is not ``values[t+1]``. Exactly one of these three must be given.
-        mask: True where the step is real. Padding contributes nothing, is never read and gets 0 in both results; the
-            step before it counts as the end of a window. Same dtypes as ``terminated``.
+        mask: True where the step is real. Padding contributes nothing, whatever it holds, and gets 0 in both results;
+            the step before it counts as the end of a window. Same dtypes as ``terminated``.
         gamma: discount in [0, 1]: a number, a 0-d tensor, or a floating or integer tensor that broadcasts to the data's
             shape (multi-step data: ``gamma ** steps_to_next_obs``). Only numbers are range-checked, here and in the
             clips: reading a tensor would wait for the GPU, so one out of range gives undefined results.

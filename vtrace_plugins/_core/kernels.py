@@ -257,7 +257,7 @@ def vtrace_kernel(
     # A thread takes runs of steps, and a run is one element of the scan: a tile is [rows, runs, steps]. Runs descend in
     # time, since a scan with reverse=True goes through shuffles first.
     RUNS: tl.constexpr = BLOCK_TIME // RUN
-    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None].to(INDEX)
+    row = (tl.program_id(0).to(INDEX) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))[:, None]
     i = (RUNS - 1 - tl.arange(0, RUNS))[None, :] * RUN
     last = i == 0
     row_exists, outer, inner = row < rows, row // inner_size, row % inner_size

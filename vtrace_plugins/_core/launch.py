@@ -269,14 +269,14 @@ def prepare(x: Inputs) -> Callable[[Inputs], tuple[Tensor, Tensor]]:
         try:
             results = empty_results(x.values, time_dim)
             workspace = x.values.new_empty(size, dtype=number) if chunks > 1 else None
+            pool: list[Any] = [*x, *results]
+            for place, name in copied:
+                pool[place] = fold(name, pool[place], shape, folded)
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(
                 f"vtrace: its results and workspace, {rows} windows of {time} steps, do not fit on {device}; "
                 "free memory or pass fewer windows at once"
             ) from error
-        pool: list[Any] = [*x, *results]
-        for place, name in copied:
-            pool[place] = fold(name, pool[place], shape, folded)
         launches = tuple(compiled)  # once: another thread may fill it meanwhile
         address: Any = Tensor.data_ptr if launches else lambda t: t
         arguments: list[Any] = template.copy()
