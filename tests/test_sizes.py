@@ -8,6 +8,12 @@ from vtrace_plugins import vtrace
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture
+def large_gpu():
+    if torch.cuda.mem_get_info()[0] < 60e9:
+        pytest.skip("needs 60 GB")
+
+
 def random_window(shape, dtype=torch.float32):
     log_mu = torch.randn(shape, device="cuda", dtype=dtype)
     return {
@@ -29,9 +35,7 @@ def test_a_million_on_a_side(shape, time_dim):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
-def test_more_windows_than_31_bits_count():
-    if torch.cuda.mem_get_info()[0] < 60e9:
-        pytest.skip("needs 60 GB")
+def test_more_windows_than_31_bits_count(large_gpu):
     values = torch.randint(-8, 8, (2**31 + 64, 1), device="cuda", dtype=torch.int8).float().requires_grad_()
     one = torch.ones((1, 1), device="cuda").expand_as(values)
     data = {"log_pi": one, "log_mu": one, "rewards": one, "terminated": one, "last_value": one[:, 0]}
@@ -43,9 +47,7 @@ def test_more_windows_than_31_bits_count():
 
 
 @pytest.mark.parametrize(("shape", "time_dim"), [((2**11 + 1, 2**20), 1), ((2**11 + 16, 2**20), 0)])
-def test_more_elements_than_32_bits_count(shape, time_dim):
-    if torch.cuda.mem_get_info()[0] < 60e9:
-        pytest.skip("needs 60 GB")
+def test_more_elements_than_32_bits_count(large_gpu, shape, time_dim):
     data = random_window(shape, torch.float16)
     data["last_value"] = torch.randn(shape[1 - time_dim], device="cuda", dtype=torch.float16)
     found = vtrace(**data, gamma=0.99, time_dim=time_dim, backend="triton")
