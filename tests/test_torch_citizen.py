@@ -10,6 +10,9 @@ from torch._dynamo.testing import CompileCounter
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vtrace_plugins import VTraceError, vtrace
+from vtrace_plugins.diagnostics import importance
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled there, where the tensors must be")
 
 
 def inputs(on, rows=3, T=12, dtype=torch.float32, **kwargs):
@@ -26,6 +29,44 @@ def test_compile_fullgraph(on, masked, dynamic):
     )
     for x, y in zip(compiled(data), vtrace(**data, gamma=0.97, backend=on[0]), strict=True):
         torch.testing.assert_close(x, y)
+
+
+ANNEALED = (1.0, 0.9, 0.8, 0.7, 1.0)
+WINDOW = tensors(window(2, 5, continuation="last_value"), dtype=torch.float32)
+COMPILED = {
+    "every number of vtrace": lambda x, backend: vtrace(
+        **WINDOW, gamma=x, lam=x, rho_bar=x, c_bar=x, pg_rho_bar=x, backend=backend
+    ),
+    "one clip, and the caller's own arithmetic": lambda x, backend: [
+        x * y for y in vtrace(**WINDOW, gamma=0.9, rho_bar=1 + x, backend=backend)
+    ],
+    "importance": lambda x, backend: importance(WINDOW["log_pi"], WINDOW["log_mu"], rho_bar=x, c_bar=x, lam=x),
+    "importance, one clip": lambda x, backend: importance(WINDOW["log_pi"], WINDOW["log_mu"], c_bar=x),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "backend"),
+    [
+        ("every number of vtrace", "torch"),
+        ("every number of vtrace", "reference"),
+        pytest.param("every number of vtrace", "triton", marks=interpreted),
+        ("one clip, and the caller's own arithmetic", "torch"),
+        ("importance", None),
+        ("importance, one clip", None),
+    ],
+)
+def test_numbers_that_change_from_call_to_call(what, backend):
+    """Inductor (not aot_eager) kept a changing clip at its second value, silently: pytorch#194976."""
+    from torch._inductor import config
+
+    torch.compiler.reset()
+    compiled = torch.compile(COMPILED[what])
+    with config.patch(force_disable_caches=True):  # the disk cache carries a wrong graph into later processes
+        for x in ANNEALED:
+            torch.testing.assert_close(
+                torch.stack(tuple(compiled(x, backend))), torch.stack(tuple(COMPILED[what](x, backend)))
+            )
 
 
 def test_compiled_gradients(on):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vtrace_plugins._core.clipping import held_by
 from vtrace_plugins._core.inputs import CLIPS, FLAGS, Inputs
 
 
@@ -21,7 +22,7 @@ def compute_dtype(x: Inputs) -> torch.dtype:
 def on_time_first(function: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs) -> tuple[Tensor, Tensor]:
     """Call ``function`` on views with time first, floats in the compute dtype and flags as bool; undo that after.
 
-    A 0-d tensor stays one, and so does a number; a clip that the compute dtype cannot hold becomes inf.
+    A 0-d tensor stays one, and so does a number.
     """
     dtype = compute_dtype(x)
 
@@ -35,9 +36,7 @@ def on_time_first(function: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs
         return t if t.dtype is torch.bool else t != 0
 
     def clip(bar: float | Tensor) -> float | Tensor:
-        if isinstance(bar, Tensor):
-            return bar.to(dtype)
-        return bar if bar <= torch.finfo(dtype).max else float("inf")
+        return bar.to(dtype) if isinstance(bar, Tensor) else held_by(dtype, bar)
 
     prepared: dict[str, Any] = {
         **{name: number(getattr(x, name)) for name in ("log_pi", "log_mu", "values", "rewards")},
