@@ -44,6 +44,60 @@ def test_on_policy():
     assert found.trace_length == (40 + 1) / 2
 
 
+def right_ess(log_ratio):
+    """From log-weights, in float64."""
+    x = log_ratio.double().flatten()
+    return (2 * x.logsumexp(0) - (2 * x).logsumexp(0)).exp().item() / x.numel()
+
+
+LOG_RATIOS = {
+    "one step has all the weight": lambda n: 48.0 * (torch.arange(n) == 3),
+    "large and equal": lambda n: torch.full((n,), 100.0),
+    "small and equal": lambda n: torch.full((n,), -100.0),
+    "uniform": lambda n: 200 * torch.rand(n) - 100,
+    "one is infinite": lambda n: torch.where(torch.arange(n) == 3, torch.inf, 0.0),
+    "some are impossible": lambda n: torch.where(torch.arange(n) % 4 == 0, -torch.inf, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", LOG_RATIOS)
+@pytest.mark.parametrize("by_lag", [False, True], ids=["", "by lag"])
+def test_the_effective_sample_size_of_any_weights(kind, by_lag):
+    """Also where w, or its square, is beyond float32."""
+    torch.manual_seed(0)
+    log_ratio, lag = LOG_RATIOS[kind](200)[None], torch.arange(200) % 2
+    wanted = {"one is infinite": 1 / 200, "some are impossible": 0.75}.get(kind, right_ess(log_ratio))
+    if not by_lag:
+        found = importance(log_ratio, torch.zeros_like(log_ratio))
+        assert found.ess.item() == pytest.approx(wanted, rel=1e-4)
+        assert found.kl >= 0
+        return
+    found = importance(log_ratio, torch.zeros_like(log_ratio), lag=lag, lags=2).ess
+    for k in (0, 1):
+        alone = importance(log_ratio[:, lag == k], torch.zeros(1, 100)).ess
+        torch.testing.assert_close(found[k], alone)
+
+
+def test_padding_has_no_weight():
+    log_ratio = torch.tensor([[0.0, 0.0, 90.0, torch.inf]])
+    mask = torch.tensor([[1, 1, 0, 0]])
+    assert importance(log_ratio, torch.zeros(1, 4), mask=mask).ess == 1
+
+
+def test_weights_that_are_all_zero_have_no_effective_size():
+    assert importance(torch.full((1, 5), -torch.inf), torch.zeros(1, 5)).ess.isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_estimate_of_the_kl_is_never_negative(dtype):
+    """Near 0, where w - 1 - log w is all rounding, each step's is 0 or more; an infinite ratio has an infinite one."""
+    for log_ratio in torch.cat([10.0 ** torch.arange(-12, 0), -(10.0 ** torch.arange(-12, 0))]).to(dtype):
+        found = importance(log_ratio.view(1, 1), torch.zeros(1, 1, dtype=dtype)).kl
+        assert found >= 0
+        assert found.item() == pytest.approx(log_ratio.item() ** 2 / 2, rel=0.1, abs=torch.finfo(dtype).eps ** 1.5)
+    assert importance(torch.full((1, 1), torch.inf, dtype=dtype), torch.zeros(1, 1, dtype=dtype)).kl == torch.inf
+
+
 def test_each_lag_is_that_lags_steps_alone():
     data = {name: torch.as_tensor(x) for name, x in batch(rows=6).items()}
     lag = torch.tensor([0, 0, 1, 3, 3, 9])

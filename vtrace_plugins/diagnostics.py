@@ -17,8 +17,9 @@ from vtrace_plugins._core.checks import (
     check_tensor,
     check_time_dim,
     check_type,
+    lists_its_options,
 )
-from vtrace_plugins._core.clipping import clipped
+from vtrace_plugins._core.clipping import as_tensor, clipped
 from vtrace_plugins._core.torch_scan import LinearScan
 
 _ROUNDING = 1e-5  # a ratio of 1 that rounding put above a clip of 1 is not clipped
@@ -34,7 +35,8 @@ class Importance(NamedTuple):
     c_clipped: Tensor
     """Share of steps whose w is above c_bar."""
     ess: Tensor
-    """Effective sample size, (sum w)^2 / (n sum w^2): 1 on-policy, 1/n if one step has all the weight."""
+    """Effective sample size, (sum w)^2 / (n sum w^2): 1 on-policy, 1/n if one step has all the weight. Computed from
+    log-ratios, so that w may overflow; NaN where a log-ratio is, or every w is 0."""
     kl: Tensor
     """Estimate of KL(mu || pi), the mean of w - 1 - log w (Schulman's k3): never negative."""
     trace_length: Tensor
@@ -55,6 +57,17 @@ def _check_lags(lag: Any, lags: Any, log_pi: Tensor) -> None:
     check_device("lag", lag, log_pi.device, of="log_pi")
 
 
+def _over_the_largest(log_ratio: Tensor, real: Tensor, bins: Tensor | None, lags: int | None) -> Tensor:
+    """Each w over the largest real one of its bin: squares of these do not overflow, and a scale is all they lack."""
+    x = torch.where(real, log_ratio, -torch.inf)
+    if bins is None or lags is None:
+        largest = x.max()
+    else:
+        largest = x.new_full((lags,), -torch.inf).scatter_reduce(0, bins, x, "amax")[bins]
+    return torch.where(x == torch.inf, 0.0, x - largest).exp()
+
+
+@lists_its_options
 def importance(
     log_pi: Tensor,
     log_mu: Tensor,
@@ -121,30 +134,35 @@ def importance(
         real = torch.ones_like(log_pi, dtype=torch.bool) if mask is None else mask != 0
         log_ratio = torch.where(real, log_pi.to(dtype) - log_mu.to(dtype), 0.0)
         w = log_ratio.exp()
+        rho_limit, c_limit = (as_tensor(bar, w) for bar in (rho_bar, c_bar))
 
         cut = ~real
         for ends in (terminated, truncated):
             cut = cut if ends is None else cut | (ends != 0)
-        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, lam * clipped(log_ratio, c_bar), real))
+        cut, c, present = (x.movedim(time_dim, 0) for x in (cut, lam * clipped(log_ratio, c_limit), real))
         cut = cut | ~torch.cat([present[1:], torch.zeros_like(present[:1])])
         trace = LinearScan.apply(torch.ones_like(c), c, cut).movedim(0, time_dim)
 
+        bins = None if lag is None or lags is None else lag.expand(w.shape).flatten().clamp(0, lags - 1).long()
+        scaled = _over_the_largest(log_ratio.flatten(), real.flatten(), bins, lags).view(w.shape)
+        # expm1, where w - 1 would round; and 0 where that still rounds below
+        k3 = torch.where(log_ratio == torch.inf, torch.inf, (torch.expm1(log_ratio) - log_ratio).clamp_min(0.0))
         columns = (
             torch.ones_like(w),
             w,
-            w.square(),
-            w > rho_bar * (1 + _ROUNDING),
-            w > c_bar * (1 + _ROUNDING),
-            w - 1 - log_ratio,
+            scaled,
+            scaled.square(),
+            w > rho_limit * (1 + _ROUNDING),
+            w > c_limit * (1 + _ROUNDING),
+            k3,
             trace,
         )
         table = torch.stack([torch.where(real, x, 0.0).flatten() for x in columns])
-        if lag is None or lags is None:
+        if bins is None or lags is None:
             sums = table.sum(1)
         else:
-            bins = lag.expand(w.shape).flatten().clamp(0, lags - 1).long()
             sums = table.new_zeros(len(columns), lags).index_add_(1, bins, table)
-        count, ratio, squares, rho, c_, kl, length = sums
+        count, ratio, weights, squares, rho, c_, kl, length = sums
         return Importance(
-            ratio / count, rho / count, c_ / count, ratio.square() / (count * squares), kl / count, length / count
+            ratio / count, rho / count, c_ / count, weights.square() / (count * squares), kl / count, length / count
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vtrace_plugins._core.checks import VTraceError, check_backend, check_inputs
+from vtrace_plugins._core.checks import VTraceError, check_backend, check_inputs, lists_its_options
 from vtrace_plugins._core.inputs import Inputs
 from vtrace_plugins._core.layout import on_time_first
 from vtrace_plugins._core.ops import known_launch, vtrace_triton
@@ -25,6 +25,7 @@ class VTraceReturns(NamedTuple):
     """The policy gradient's advantages (IMPALA section 4.2)."""
 
 
+@lists_its_options
 def vtrace(
     log_pi: Tensor,
     log_mu: Tensor,

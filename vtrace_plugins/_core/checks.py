@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ _OPTIONAL = ("truncated", *CONTINUATIONS, "mask")
 FLAG = "bool, integer or floating"
 _KINDS = {"rewards": "floating or integer", **dict.fromkeys(FLAGS, FLAG)}
 BACKENDS = ("auto", "triton", "torch", "reference")
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 class VTraceError(ValueError):
@@ -51,6 +56,30 @@ def named_as(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         yield
     except VTraceError as error:
         raise VTraceError(names().get(error.argument, error.argument), error.expected, error.got) from None
+
+
+def check_options(given: Collection[str], known: Collection[str], of: str) -> None:
+    """That every option is known: another library's name, or a misspelt one, is answered by the list of those that are.
+
+    Python's own error names only the unknown one, or what is missing in its place.
+    """
+    for name in given:
+        if name not in known:
+            raise VTraceError(name, f"one of {of}'s arguments, {sorted(known)}", "an unknown one")
+
+
+def lists_its_options(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """The function, which passes its options through :func:`check_options` first."""
+    known = frozenset(inspect.signature(function).parameters)
+    name = function.__name__
+
+    @functools.wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if not known.issuperset(kwargs):
+            check_options(kwargs, known, name)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def check_time_dim(time_dim: Any, ndim: int) -> int:
