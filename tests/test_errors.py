@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers import tensors, window
 
-from vtrace_plugins import VTraceError, vtrace
+from vtrace_plugins import VTraceError, validate, vtrace
+from vtrace_plugins.diagnostics import importance
 
 DATA = tensors(window(2, 5), dtype=torch.float32)
 LAST = {k: x for k, x in DATA.items() if k not in ("truncated", "bootstrap_values")} | {"last_value": torch.zeros(2)}
@@ -101,6 +102,14 @@ def test_wrong_argument(wrong):
     pattern = ".*".join(map(re.escape, message.split("*")))
     with pytest.raises(VTraceError, match=f"^{pattern}$"):
         vtrace(**{"gamma": 0.9} | data | change)
+
+
+@pytest.mark.parametrize("function", [vtrace, validate, importance], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("option", ["discounts", "bootstrap_value", "rho_bars"])
+def test_an_option_of_another_library_or_a_misspelt_one(function, option):
+    """Also where a required argument is missing in its place: gamma, beside ``discounts``."""
+    with pytest.raises(VTraceError, match=rf"^{option}: expected one of {function.__name__}'s arguments, \[.*'log_pi'"):
+        function(**{option: X})
 
 
 def test_a_vtrace_error_is_a_value_error():

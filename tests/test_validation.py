@@ -41,21 +41,34 @@ def first(data, name, value):
 
 
 MISTAKES = {
-    "NaN that is read": ("rewards", "NaN or inf at 1 steps", lambda d: first(d, "rewards", np.nan)),
-    "probabilities": ("log_pi", "look like probabilities", lambda d: d.update(log_pi=d["log_pi"].exp().clamp(max=1))),
-    "other actions": ("log_pi", "effective sample size", lambda d: d.update(log_pi=d["log_pi"] * 30)),
-    "both flags": ("truncated", "set beside terminated at", lambda d: d.update(terminated=d["truncated"].clone())),
+    "NaN that is read": ("error", "rewards", "NaN or inf at 1 steps", lambda d: first(d, "rewards", np.nan)),
+    "probabilities": (
+        "warning",
+        "log_pi",
+        "look like probabilities",
+        lambda d: d.update(log_pi=d["log_pi"].exp().clamp(max=1)),
+    ),
+    "other actions": ("warning", "log_pi", "effective sample size", lambda d: d.update(log_pi=d["log_pi"] * 30)),
+    "both flags": (
+        "note",
+        "truncated",
+        "set beside terminated at",
+        lambda d: d.update(terminated=d["truncated"].clone()),
+    ),
     "inverted flags": (
+        "warning",
         "terminated",
         "flags inverted",
         lambda d: d.update(terminated=~d["terminated"], truncated=torch.zeros_like(d["truncated"])),
     ),
     "every next value": (
+        "note",
         "bootstrap_values",
         "steps where it is ignored",
         lambda d: d.update(bootstrap_values=torch.ones_like(d["values"])),
     ),
     "one step off": (
+        "warning",
         "bootstrap_values",
         "one step off",
         lambda d: d.update(
@@ -63,24 +76,46 @@ MISTAKES = {
         ),
     ),
     "swapped axes": (
+        "warning",
         "time_dim",
         "far less along dimension 1",
         lambda d: d.update(time_dim=0, values=d["values"] * 100),
     ),
-    "gamma": ("gamma", r"out of [0, 1]", lambda d: d.update(gamma=torch.tensor(99.0))),
-    "pg_rho_bar": ("pg_rho_bar", r"out of [0, inf]", lambda d: d.update(pg_rho_bar=torch.tensor(-1.0))),
+    "impossible actions": (
+        "note",
+        "log_pi",
+        "-inf at 1 steps",
+        lambda d: first(d, "log_pi", -np.inf),
+    ),
+    "gamma": ("error", "gamma", r"out of [0, 1]", lambda d: d.update(gamma=torch.tensor(99.0))),
+    "pg_rho_bar": ("error", "pg_rho_bar", r"out of [0, inf]", lambda d: d.update(pg_rho_bar=torch.tensor(-1.0))),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes(mistake):
-    argument, message, make = MISTAKES[mistake]
+    severity, argument, message, make = MISTAKES[mistake]
     data = good() | {"gamma": 0.97}
     make(data)
     report = validate(**data)
-    assert not report
+    assert bool(report) is (severity == "note")
+    found = [found for found in report.findings if found.argument == argument and message in found.message]
+    assert [one.severity for one in found] == [severity], str(report)
+    assert f"{severity}: {argument}: " in str(report)
+
+
+@pytest.mark.parametrize("mistake", ["probabilities", "other actions", "one step off", "swapped axes"])
+def test_a_nan_hides_no_mistake(mistake):
+    """Found beside the NaN that is found too."""
+    _, argument, message, make = MISTAKES[mistake]
+    data = good() | {"gamma": 0.97}
+    make(data)
+    for name in ("log_pi", "log_mu", "values", "rewards"):
+        data[name] = data[name].clone()
+        data[name][3, 4] = np.nan
+    report = validate(**data)
     assert any(found.argument == argument and message in found.message for found in report.findings), str(report)
-    assert f"{argument}: " in str(report)
+    assert sum("NaN" in found.message for found in report.findings) == 4
 
 
 def test_both_log_probs_are_named():
@@ -108,6 +143,174 @@ def test_episode_starts_for_ends():
     data = good(boundaries=0.0)
     data["terminated"][:, 0] = True
     assert "episode starts" in str(validate(**data, gamma=0.97))
+
+
+def episodes(rows=16, T=60, seed=0, reward=lambda done: torch.ones_like(done, dtype=torch.float64)):
+    """Windows of a world of its own: values that drift in an episode and jump at its end; every value after a step."""
+    generator = torch.Generator().manual_seed(seed)
+    done = torch.rand(rows, T, generator=generator) < 0.1
+    state = torch.randn(rows, T + 1, generator=generator, dtype=torch.float64).cumsum(1) * 0.1
+    jump = torch.zeros(rows, T + 1, dtype=torch.float64)
+    jump[:, 1:] = torch.where(done, 5 * torch.randn(rows, T, generator=generator, dtype=torch.float64), 0.0)
+    seen = state + jump.cumsum(1)
+    values, after = seen[:, :-1], seen[:, 1:] - jump[:, 1:]  # of the state that the step led to, before a reset
+    log_prob = torch.full((rows, T), -1.0, dtype=torch.float64)
+    return {
+        "log_pi": log_prob,
+        "log_mu": log_prob,
+        "values": values,
+        "rewards": reward(done),
+        "terminated": done,
+        "gamma": 0.97,
+    }, after
+
+
+def late(done):
+    """dones[t] that means "done before step t"."""
+    return torch.cat([torch.zeros_like(done[:, :1]), done[:, :-1]], 1)
+
+
+def severities(report, words):
+    return [found.severity for found in report.findings if words in found.message]
+
+
+class TestLateFlags:
+    """As CleanRL's ``dones`` and SB3's ``episode_starts`` are: the commonest mistake in porting."""
+
+    @pytest.mark.parametrize("flag", ["terminated", "truncated"])
+    @pytest.mark.parametrize("continuation", ["next_values", "bootstrap_values"])
+    def test_for_certain_by_the_values_after_each_step(self, continuation, flag):
+        data, after = episodes()
+        data[continuation], done = after, data["terminated"]
+        data |= {"terminated": torch.zeros_like(done), flag: done}
+        assert validate(**data), str(validate(**data))
+        report = validate(**data | {flag: late(done)})
+        assert severities(report, "one step late") == ["error"]
+
+    def test_in_half_precision(self):
+        data, after = episodes()
+        data |= {name: data[name].bfloat16() for name in ("values", "rewards", "log_pi", "log_mu")}
+        data["next_values"] = after.bfloat16()
+        assert validate(**data)
+        assert severities(validate(**data | {"terminated": late(data["terminated"])}), "one step late") == ["error"]
+
+    def test_likely_by_values_that_jump(self):
+        data, after = episodes()
+        data["last_value"] = after[:, -1]
+        assert validate(**data)
+        report = validate(**data | {"terminated": late(data["terminated"])})
+        assert severities(report, "values jump before the flags") == ["warning"]
+
+    @pytest.mark.parametrize("last", [1.0, -1.0], ids=["a goal", "a fall"])
+    def test_likely_by_rewards_at_the_end(self, last):
+        data, _ = episodes(reward=lambda done: torch.where(done, last, 0.0))
+        data |= {"values": torch.zeros_like(data["values"]), "last_value": torch.zeros(16)}
+        assert validate(**data)
+        report = validate(**data | {"terminated": late(data["terminated"])})
+        assert severities(report, "the reward is another one") == ["warning"]
+
+    def test_a_critic_that_says_nothing_yet(self):
+        """Its last layer is 0, as many are at first: nothing can be seen, so nothing is said."""
+        data, _ = episodes()
+        zeros = torch.zeros_like(data["values"])
+        for flags in ({}, {"truncated": late(data["terminated"])}):
+            assert validate(**data | flags | {"values": zeros, "next_values": zeros})
+
+
+class TestOrder:
+    @pytest.mark.parametrize("order", ["a permutation", "each row's own", "reversed"])
+    def test_windows_shuffled_in_time(self, order):
+        data, after = episodes()
+        data["next_values"] = after
+        index = {
+            "a permutation": torch.randperm(60).expand(16, 60),
+            "each row's own": torch.rand(16, 60).argsort(1),
+            "reversed": torch.arange(59, -1, -1).expand(16, 60),
+        }[order]
+        shuffled = {name: x.gather(1, index) if isinstance(x, torch.Tensor) else x for name, x in data.items()}
+        assert severities(validate(**shuffled), "shuffled in time") == ["error"]
+
+    def test_another_time_dimension(self):
+        data, after = episodes()
+        report = validate(**data, next_values=after, time_dim=0)
+        assert severities(report, "time_dim is another dimension") == ["error"]
+
+    def test_steps_of_several_are_in_order(self):
+        """n-step data: the value after a step is that of the state n steps later."""
+        values = torch.randn(8, 43, dtype=torch.float64)
+        data, _ = episodes(8, 40)
+        data |= {"values": values[:, :40], "next_values": values[:, 3:], "terminated": torch.zeros(8, 40)}
+        assert validate(**data), str(validate(**data))
+
+
+class TestRightData:
+    """What is no mistake: no error, no warning."""
+
+    def test_the_readmes_example(self):
+        torch.manual_seed(0)
+        log_mu = torch.randn(64, 128) - 1
+        data = dict(zip(("values", "rewards", "bootstrap_values"), torch.randn(3, 64, 128), strict=True))
+        terminated, truncated = torch.rand(2, 64, 128) < 0.01
+        data |= {"log_pi": log_mu + 0.1 * torch.randn(64, 128), "log_mu": log_mu}
+        report = validate(**data, terminated=terminated, truncated=truncated, gamma=0.99)
+        assert report and {found.severity for found in report.findings} == {"note"}
+
+    @pytest.mark.parametrize("length", [2, 8])
+    def test_slices_in_one_row(self, length):
+        """As ``SliceSampler`` returns them: every slice's end is truncated, one that ended itself has both flags."""
+        data, after = episodes(1, 400)
+        data |= {"next_values": after, "truncated": torch.arange(1, 401)[None] % length == 0}
+        pieces = torch.randperm(400 // length)
+        for name in ("values", "rewards", "terminated", "truncated", "next_values"):
+            data[name] = data[name].view(-1, length)[pieces].view(1, 400)
+        assert validate(**data), str(validate(**data))
+
+    @pytest.mark.parametrize("ends", [(1.0, -1.0), (-1.0, -1.0), (1.0, 1.0)], ids=str)
+    def test_a_reward_at_the_end_alone(self, ends):
+        """Catch, a cliff, a goal: 0, and then once something else."""
+        last = torch.arange(9, 41, 9) - 1
+        data, after = episodes(16, 40)
+        data |= {"terminated": torch.zeros(16, 40), "rewards": torch.zeros(16, 40), "last_value": after[:, -1]}
+        data["values"] = 0.1 * data["values"]
+        data["terminated"][:, last] = 1
+        data["rewards"][::2, last], data["rewards"][1::2, last] = ends
+        assert validate(**data), str(validate(**data))
+
+    def test_points_now_and_then(self):
+        """0 nearly always, 1 at times, and no episode ends: not a reward that climbs and falls back."""
+        data, after = episodes(16, 200)
+        data |= {"terminated": torch.zeros(16, 200), "rewards": (torch.rand(16, 200) < 0.05).float()}
+        assert validate(**data, last_value=after[:, -1])
+
+    def test_episodes_of_one_step(self):
+        data, after = episodes()
+        report = validate(**data | {"terminated": torch.ones(16, 60)}, last_value=after[:, -1])
+        assert report and severities(report, "100% of the steps end an episode") == ["note"]
+
+
+class TestHoles:
+    """A mask is for padding: a window ends at each hole."""
+
+    @staticmethod
+    def with_mask(mask, flags=None):
+        data, after = episodes(1, len(mask))
+        flags = [0] * len(mask) if flags is None else flags
+        masked = {"mask": torch.tensor([mask]), "terminated": torch.tensor([flags]), "bootstrap_values": after}
+        return validate(**data | masked)
+
+    @pytest.mark.parametrize(
+        ("mask", "holes"), [([1, 0, 1, 1], 1), ([1, 0, 0, 1], 1), ([1, 0, 1, 0, 1], 2), ([0, 1, 0, 1], 1)], ids=str
+    )
+    def test_between_steps_of_one_episode(self, mask, holes):
+        assert severities(self.with_mask(mask), f"{holes} holes") == ["warning"]
+
+    @pytest.mark.parametrize(
+        ("mask", "flags"),
+        [([1, 1, 0, 0], None), ([0, 0, 1, 1], None), ([1, 0, 1, 1], [1, 0, 0, 0]), ([0, 0, 0, 0], None)],
+        ids=["padding behind", "padding before", "an episode ends before it", "padding alone"],
+    )
+    def test_padding(self, mask, flags):
+        assert self.with_mask(mask, flags)
 
 
 @pytest.mark.parametrize("shifted", [False, True], ids=["not shifted", "of the state after the reset"])
