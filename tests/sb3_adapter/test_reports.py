@@ -1,15 +1,19 @@
 """Reports on SB3's rollout buffer that touch what ours does, each with the right value."""
 
 import copy
+import warnings
 
 import numpy as np
+import oracle
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecNormalize
-from worlds import A2C_, ALGORITHMS, PPO_, collect, envs, move
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+from worlds import A2C_, ALGORITHMS, BOX, PPO_, collect, envs, move
 
 from vtrace_plugins.sb3 import VTraceCallback, VTraceRolloutBuffer
+from vtrace_plugins.sb3.observations import each
 
 
 def buffer_of(rewards, values, episode_starts, last_value, done, **kwargs):
@@ -52,6 +56,23 @@ def test_633_a_time_limit_is_no_termination(algorithm):
     np.testing.assert_allclose(buffer.returns, 10.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", [PPO_, A2C_], ids=str)
+def test_1276_a_step_with_both_flags_has_terminated(algorithm):
+    """No bootstrap: neither at collection nor at a refresh."""
+    model = algorithm.make(envs(limit=4, both=True, reward=lambda t: 1.0), gamma=0.9, gae_lambda=1.0)
+    with torch.no_grad():
+        model.policy.value_net.weight.zero_()
+        model.policy.value_net.bias.fill_(100.0)
+    buffer = collect(model)
+    ends = buffer._ends(buffer._end)
+    assert ends.any() and not buffer.recorder.truncated.any()
+    np.testing.assert_allclose(buffer.returns[ends], 1.0)
+    with torch.no_grad():
+        model.policy.value_net.bias.add_(50.0)  # ratios stay 1
+    list(buffer.get(16))
+    np.testing.assert_allclose(buffer.returns.reshape(3, 16).T[ends], 1.0, rtol=1e-4)
+
+
 def test_864_values_at_a_later_pass_are_those_of_the_current_value_function():
     model = PPO_.make(envs(limit=4))
     buffer = collect(model)
@@ -92,9 +113,9 @@ class TestEdits2000:
         plain = copy.deepcopy(collect(model))
         buffer = copy.deepcopy(plain)
         buffer.rewards += 1.0
-        for each in (plain, buffer):
-            each.refresh = "never"
-            list(each.get(16))
+        for one in (plain, buffer):
+            one.refresh = "never"
+            list(one.get(16))
         terminal = np.flatnonzero(plain.recorder.truncated.T.flatten() | plain._rollout.ends.T.flatten())
         np.testing.assert_allclose(buffer.returns[terminal], plain.returns[terminal] + 1.0, rtol=1e-5)
 
@@ -110,14 +131,202 @@ class TestEdits2000:
             np.testing.assert_allclose(rollout.rewards, 6.0, rtol=1e-5)
 
     @pytest.mark.parametrize("order", [1, -1], ids=["before ours", "after ours"])
-    def test_in_either_order_of_callbacks(self, order):
-        model = PPO_.make(envs(reward=lambda t: 1.0), PPO_.stock, rollout_buffer_class=VTraceRolloutBuffer)
-        model.learn(48, callback=[Edits("step"), VTraceCallback()][::order])
-        np.testing.assert_allclose(model.rollout_buffer._rollout.rewards, 6.0)
+    @pytest.mark.parametrize("nested", [False, True], ids=["", "in a list of its own"])
+    def test_in_either_order_of_callbacks(self, order, nested):
+        """At time limits, too: ours moves to the end."""
+        model = PPO_.make(envs(limit=4, reward=lambda t: 1.0), PPO_.stock, rollout_buffer_class=VTraceRolloutBuffer)
+        callbacks = [Edits("step"), VTraceCallback()][::order]
+        for _ in range(2):
+            model.learn(48, callback=[CallbackList(callbacks)] if nested else callbacks)
+            assert model.rollout_buffer.recorder.truncated.any()
+            np.testing.assert_array_equal(model.rollout_buffer._rollout.rewards, 6.0)
 
     def test_a_time_limit_that_a_callback_denies(self):
         model = PPO_.make(envs(limit=4)).learn(48, callback=Edits("infos"))
         assert not model.rollout_buffer.recorder.truncated.any()
+
+
+EDITS = {
+    "added to": lambda x: x + 0.1,
+    "replaced": lambda x: np.full_like(x, 7.3),
+    "scaled": lambda x: 0.1 * x,
+    "cleaned": lambda x: np.nan_to_num(x, nan=-1.0, posinf=2.0, neginf=-2.0),
+    "clipped": lambda x: np.clip(x, -0.5, 0.5),
+    "of huge ones": lambda x: np.where(np.abs(x) > 1e20, 3.3, x),
+    "made huge": lambda x: x + 1e12,
+    "at one environment": lambda x: np.where(np.arange(x.shape[-1]) == 1, 5.5, x),
+}
+
+
+class Edited(BaseCallback):
+    """Edits rewards at one of the two hooks, and keeps what it left and where it changed something, by rollout."""
+
+    def __init__(self, where, edit):
+        super().__init__()
+        self.where, self.edit, self.left, self.changed = where, edit, [], []
+
+    def _on_rollout_start(self):
+        self.given, self.steps = [], []
+
+    def _on_step(self):
+        rewards = self.locals["rewards"]
+        self.given.append(rewards.astype(np.float32))
+        if self.where == "step":
+            rewards[:] = self.edit(rewards)
+        self.steps.append(rewards.astype(np.float32))
+        return True
+
+    def _on_rollout_end(self):
+        rewards = self.model.rollout_buffer.rewards
+        np.testing.assert_array_equal(rewards, np.stack(self.steps))  # without the bootstraps
+        if self.where == "end":
+            rewards[:] = self.edit(rewards)
+        self.left.insert(0, rewards.copy())
+        self.changed.insert(0, rewards != np.stack(self.given))
+
+
+REWARDS = {
+    "ordinary": lambda t: 0.3 * t,
+    "broken": lambda t: [0.1, np.nan, np.inf, -np.inf, np.nan, 0.2][t],  # at the time limit's step, too
+    "huge": lambda t: [0.1, 1e30, 0.7, -1e30, 1e30, 0.2][t],
+}
+
+
+EDITED = [
+    *(("ordinary", edit) for edit in EDITS if edit not in ("cleaned", "of huge ones")),
+    ("broken", "cleaned"),
+    ("huge", "of huge ones"),
+    ("huge", "clipped"),
+]
+
+
+@pytest.mark.parametrize("where", ["step", "end"])
+@pytest.mark.parametrize(("reward", "edit"), EDITED)
+@pytest.mark.parametrize("normalised", [False, True], ids=["", "VecNormalize"])
+def test_any_edit_reads_back_exactly(where, reward, edit, normalised):
+    """By either hook, of any magnitude, with time limits and replay: to the bit. Bootstraps alone are priced anew."""
+    env = envs(limit=4, reward=REWARDS[reward])
+    if normalised:
+        env = VecNormalize(env, norm_reward=reward == "ordinary")
+    callback = Edited(where, EDITS[edit])
+    model = PPO_.make(env, rollout_buffer_kwargs={"replay": 2}, learning_rate=1e-4).learn(48 * 4, callback=callback)
+    buffer = model.rollout_buffer
+    list(buffer.get(16))
+    rollouts = [buffer._rollout, *buffer.replayed]
+    assert len(rollouts) == 3 and all(rollout.recorder.truncated.any() for rollout in rollouts)
+    for rollout, left, changed in zip(rollouts, callback.left, callback.changed, strict=False):
+        assert changed.any()
+        wanted = left
+        if normalised and rollout is not rollouts[0]:  # what is still the environment's own, under today's statistics
+            wanted = np.where(changed, left, env.normalize_reward(np.stack(rollout.recorder.raw_rewards)))
+        np.testing.assert_array_equal(rollout.rewards, wanted)
+        assert_oracle(buffer, model.policy, rollout)
+    assert np.isfinite(buffer.returns).all()
+
+
+def assert_oracle(buffer, policy, rollout):
+    """The rollout's results are V-trace of its rewards, with V of the terminal observations of today."""
+    values, log_pi = buffer._evaluate(policy, rollout)
+    last, terminal = buffer._continuation(policy, rollout)
+    truncated = rollout.recorder.truncated
+    bootstrap = np.zeros((16, 3))
+    bootstrap[-1], bootstrap[truncated] = last.numpy(), terminal.numpy()
+    targets, advantages = oracle.loop(
+        log_pi.view(3, 16).double().numpy(), rollout.rows["log_probs"].view(3, 16).double().numpy(),
+        values.view(3, 16).double().numpy(), rollout.rewards.T.astype(float), (rollout.ends & ~truncated).T,
+        truncated.T, bootstrap_values=bootstrap.T, gamma=buffer.gamma, lam=buffer.gae_lambda, weight_advantages=False,
+    )  # fmt: skip
+    for name, wanted in (("returns", targets), ("advantages", advantages)):
+        found, scale = rollout.results[name].numpy(), max(1.0, np.abs(wanted).max())
+        np.testing.assert_allclose(found / scale, wanted.flatten() / scale, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("edit", ["replaced", "cleaned"])
+def test_an_edit_in_the_first_pass_and_without_a_refresh(algorithm, edit):
+    """Every ratio is 1, time limits bootstrap, and nothing of what was edited away is left."""
+    env = envs(limit=4, reward=REWARDS["broken" if edit == "cleaned" else "ordinary"])
+    model = algorithm.make(env, rollout_buffer_kwargs={"refresh": "never", "weight_advantages": False})
+    buffer = collect(model)
+    buffer.rewards[:] = EDITS[edit](buffer.rewards)
+    list(buffer.get(16))
+    assert_oracle(buffer, model.policy, buffer._rollout)
+    np.testing.assert_array_equal(buffer.returns.flatten(), buffer._rollout.results["returns"])
+
+
+class Reusing(VecEnvWrapper):
+    """Hands out views of buffers that it writes its next step into, as simulators do."""
+
+    def __init__(self, venv):
+        super().__init__(venv)
+        self.final = {}
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        for i, info in enumerate(infos):
+            if "terminal_observation" in info:
+                kept = self.final.setdefault(i, each(np.array, info["terminal_observation"]))
+                each(np.copyto, kept, info["terminal_observation"])
+                info["terminal_observation"] = kept
+        return observations, rewards, dones, infos
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("kind", ["Box", "Dict", "VecNormalize", "VecNormalize, rewards only"])
+def test_terminal_observations_are_copied(algorithm, kind):
+    space = spaces.Dict(x=BOX, y=spaces.Box(-1, 1, (2,))) if kind == "Dict" else BOX
+
+    def run(wrapper):
+        env = wrapper(envs(limit=4, observation_space=space))
+        if "Vec" in kind:
+            env = VecNormalize(env, norm_obs="only" not in kind)
+        buffer = collect(algorithm.make(env, rollout_buffer_kwargs={"replay": 1}))
+        return buffer.recorder.terminal + buffer.recorder.raw_terminal
+
+    for found, wanted in zip(run(Reusing), run(lambda env: env), strict=True):
+        each(np.testing.assert_array_equal, found, wanted)
+
+
+class AfterTheReset(VecEnvWrapper):
+    """Its terminal observation is the one after the reset, as IsaacLab's is; at all of them, or at all but one."""
+
+    def __init__(self, venv, all_but=None):
+        super().__init__(venv)
+        self.all_but, self.seen = all_but, 0
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        for i, info in enumerate(infos):
+            if info.get("TimeLimit.truncated"):
+                self.seen += 1
+                if self.seen != self.all_but:
+                    info["terminal_observation"] = each(lambda x: x[i].copy(), observations)  # noqa: B023
+        return observations, rewards, dones, infos
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+@pytest.mark.parametrize("space", [BOX, spaces.Dict(x=BOX, n=spaces.Discrete(50))], ids=["Box", "Dict"])
+def test_a_terminal_observation_that_is_the_resets(algorithm, space):
+    model = algorithm.make(AfterTheReset(envs(limit=4, observation_space=space)))
+    with pytest.warns(UserWarning, match="terminal_observation.*is the observation after the reset") as caught:
+        collect(model, 3)
+    assert sum("after the reset" in str(one.message) for one in caught) == 1
+    for env in (envs(limit=4, observation_space=space), AfterTheReset(envs(limit=4, observation_space=space), 2)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            collect(algorithm.make(env))
+
+
+def test_a_world_that_looks_the_same_everywhere_has_no_wrong_terminal_observation():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collect(PPO_.make(envs(limit=4, observation_space=spaces.Box(1, 1, (3,)))))
 
 
 def test_advantages_edited_in_place_count_until_a_refresh():

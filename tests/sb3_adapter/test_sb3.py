@@ -228,6 +228,11 @@ def test_dict_observations():
         ({"rho_bar": None}, "rho_bar: expected a number, got NoneType"),
         ({"gamma": 2.0}, r"gamma: expected a number in \[0, 1\], got 2.0"),
         ({"gae_lambda": None}, "gae_lambda: expected a number, got NoneType"),
+        (
+            {"rho_bars": 1.0},
+            r"rho_bars: expected one of VTraceRolloutBuffer's arguments, \[.*'gae_lambda'.*'replay'.*\]",
+        ),
+        ({"discounts": 0.9}, r"discounts: expected one of VTraceRolloutBuffer's arguments, .*'gamma'"),
     ],
     ids=str,
 )

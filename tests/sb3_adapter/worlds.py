@@ -17,14 +17,15 @@ BOX = spaces.Box(-1, 1, (3,))
 
 
 class Episodes(gym.Env):
-    """Random observations; an episode ends after five steps, or is cut short by the time limit below at ``limit``.
+    """Random observations; an episode ends after five steps, or is cut short by the time limit below at ``limit``; with
+    ``both`` it has terminated there, too.
 
     The odd actions are masked out in odd steps.
     """
 
-    def __init__(self, action_space=None, observation_space=BOX, limit=None, reward=float):
+    def __init__(self, action_space=None, observation_space=BOX, limit=None, reward=float, both=False):
         self.observation_space, self.action_space = observation_space, action_space or spaces.Discrete(3)
-        self.limit, self.reward = limit, reward
+        self.limit, self.reward, self.both = limit, reward, both
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
@@ -37,6 +38,7 @@ class Episodes(gym.Env):
         self.t += 1
         terminated = self.t >= 5
         truncated = not terminated and self.t == self.limit
+        terminated |= truncated and self.both
         return self.observation_space.sample(), self.reward(self.t), terminated, truncated, {}
 
     def action_masks(self):

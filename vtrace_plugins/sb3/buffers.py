@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
 import warnings
 import weakref
@@ -19,11 +21,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number
+from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number, check_options
 from vtrace_plugins.diagnostics import importance
 from vtrace_plugins.sb3.evaluate import evaluate, is_unmoved, snapshot, values_of
 from vtrace_plugins.sb3.minibatches import minibatches
-from vtrace_plugins.sb3.observations import each, join
+from vtrace_plugins.sb3.observations import each, join, same
 from vtrace_plugins.sb3.on_policy import gae
 from vtrace_plugins.sb3.recorder import Recorder
 from vtrace_plugins.sb3.rollout import End, Rollout, pooled
@@ -38,6 +40,8 @@ class VTraceMixin(_Host):
     re-evaluates log pi and V under the current policy and recomputes ``returns`` (V-trace targets, IMPALA eq. 1) and
     ``advantages``; ``log_probs`` and ``values`` stay those of collection, which PPO's own clips read. The arrays are
     the host's: ``[buffer_size, n_envs]`` while collected, ``[n_envs * buffer_size, 1]`` rows once ``get`` was called.
+    ``rewards`` hold no time-limit bootstrap where the callback has recorded the step: what is edited there is the
+    reward.
 
     Args:
         rho_bar: clip of the ratio in the temporal differences.
@@ -54,8 +58,8 @@ class VTraceMixin(_Host):
     ``gamma``, ``n_envs``) come first, as ever.
 
     Raises:
-        VTraceError: for an option out of range, ``replay`` beside ``refresh="never"``, and a Dict space in a buffer
-            that is not for one.
+        VTraceError: for an option that is unknown or out of range, ``replay`` beside ``refresh="never"``, and a Dict
+            space in a buffer that is not for one.
     """
 
     _sample_type: Any  # the host's samples: observations, actions, old_values, ..., then the extras
@@ -75,6 +79,8 @@ class VTraceMixin(_Host):
         backend: str = "auto",
         **kwargs: Any,
     ) -> None:
+        taken = (inspect.signature(cls).parameters for cls in type(self).__mro__[:-1])
+        check_options(kwargs, set().union(*taken) - {"args", "kwargs"}, type(self).__name__)
         for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
             if bar is not None or name != "pg_rho_bar":
                 check_number(name, bar, math.inf)
@@ -136,7 +142,7 @@ class VTraceMixin(_Host):
         self._end: End | None = None
         super().reset()
         self.recorder = Recorder(self.buffer_size, self.n_envs)
-        self._added_rewards = self.rewards.copy()
+        self._folded = self.rewards.copy()  # as the host added them, time-limit bootstraps inside
 
     def start(self) -> None:
         """Before the first step of a rollout, after :meth:`reset`."""
@@ -155,8 +161,9 @@ class VTraceMixin(_Host):
         """One step of all environments, as the host takes it."""
         step = self.pos
         super().add(*args, **kwargs)
-        self._added_rewards[step] = self.rewards[step]
-        self.recorder.added(step, self.rewards[step], self._normaliser())
+        self._folded[step] = self.rewards[step]
+        self.recorder.added(step, self._folded[step], self._normaliser())
+        self.rewards[step] = self.recorder.rewards[step]
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
         """Returns and advantages of the policy that collected: the host's GAE, every ratio being 1.
@@ -175,30 +182,64 @@ class VTraceMixin(_Host):
         if algorithm is not None:
             end = end._replace(
                 observations=each(np.array, algorithm._last_obs),
-                states=getattr(algorithm, "_last_lstm_states", None),
+                states=copy.deepcopy(getattr(algorithm, "_last_lstm_states", None)),
                 updates=algorithm._n_updates,
             )
+            self._look_at_terminal_observations(end)
             if self.refresh == "pass":
                 self._look(algorithm.policy)
         self._end = end
-        self._compute(end)
+        rewards = self._folded
+        if self._is_edited():
+            bootstraps = np.where(self.recorder.truncated, self._folded - self.recorder.rewards, 0)
+            rewards = np.where(same(self.rewards, self.recorder.rewards), rewards, self.rewards + bootstraps)
+        self._compute(end, rewards)
 
-    def _compute(self, end: End) -> None:
+    def _is_edited(self) -> bool:
+        """Whether a callback wrote into ``rewards`` after the steps were added."""
+        return not same(self.rewards, self.recorder.rewards).all()
+
+    def _compute(self, end: End, folded: np.ndarray) -> None:
+        """``folded``: rewards as the host has them, time-limit bootstraps inside, ``[T, N]``."""
         if min(bar for bar in self.clips.values() if bar is not None) >= 1:
             advantages = gae(
-                self.rewards, self.values, self.episode_starts, end.values, end.dones, self.gamma, self.gae_lambda
+                folded, self.values, self.episode_starts, end.values, end.dones, self.gamma, self.gae_lambda
             )
             if np.isfinite(advantages.sum()):
                 self.advantages, self.returns = advantages, advantages + self.values
                 return
         # The host's own rule: what ended has terminated, and a time limit's bootstrap is in the reward already.
-        log_probs, values, rewards = map(torch.from_numpy, (self.log_probs, self.values, self.rewards))
+        log_probs, values, rewards = map(torch.from_numpy, (self.log_probs, self.values, folded))
         ends = torch.from_numpy(self._ends(end))
         last_value = torch.from_numpy(end.values)
         results = vtrace(
             log_probs, log_probs, values, rewards, ends, last_value=last_value, time_dim=0, **self._options()
         )
         self.returns, self.advantages = (x.numpy() for x in results)
+
+    def _look_at_terminal_observations(self, end: End) -> None:
+        """Whether each is the observation after the reset: some GPU simulators hand that out as the last one."""
+        t, env = np.nonzero(self.recorder.truncated)
+        if not len(t):
+            return
+        at_end = t == self.buffer_size - 1
+
+        def is_the_next(stored: np.ndarray, last: np.ndarray, terminal: np.ndarray) -> bool:
+            rows = lambda x: np.reshape(x, (len(t), -1)).astype(stored.dtype)  # noqa: E731
+            now, after, terminal = (
+                rows(stored[t, env]),
+                rows(stored[np.minimum(t + 1, len(stored) - 1), env]),
+                rows(terminal),
+            )
+            after[at_end] = rows(last[env])[at_end]
+            return bool((terminal == after).all() and not (terminal == now).all())  # unless all look the same
+
+        found = each(is_the_next, self.observations, end.observations, join(np.stack, self.recorder.terminal))
+        if all(found.values()) if isinstance(found, dict) else found:
+            self._warn_once(
+                "at every time limit, info['terminal_observation'] is the observation after the reset, to the bit, so "
+                "V of it is the value of the next episode's start: the environment should keep the last observation"
+            )
 
     def _look(self, policy: Any) -> list[Tensor]:
         """The policy's snapshot; the same list for as long as it does not move."""
@@ -271,12 +312,8 @@ class VTraceMixin(_Host):
 
     def _collected(self) -> Rollout:
         """The rollout that the host's arrays hold, flattened as the host flattens them, on the device."""
-        end = self._end
-        if end is not None and not np.array_equal(self.rewards, self._added_rewards):
-            self._compute(end)  # a callback edited rewards after the host had computed
+        end, edited = self._end, self._end is not None and self._is_edited()
         end = end or End(np.zeros(self.n_envs, dtype=np.float32), np.zeros(self.n_envs, dtype=bool))
-        edits = self.rewards - self._added_rewards
-        rewards = self.recorder.rewards + edits if self.recorder.complete else self.rewards
         ends = self._ends(end)
         self._flatten()
         on_device = lambda x: torch.as_tensor(x, device=self.device)  # noqa: E731
@@ -286,7 +323,31 @@ class VTraceMixin(_Host):
         for name in ("values", "log_probs", "advantages", "returns"):
             rows[name] = rows[name].flatten()
         results = {name: rows.pop(name) for name in ("advantages", "returns")}
-        return Rollout((self.n_envs, self.buffer_size), rows, rewards, ends, self.recorder, end, self._seen, results)
+        shape = (self.n_envs, self.buffer_size)
+        rollout = Rollout(shape, rows, self.rewards.copy(), ends, self.recorder, end, self._seen, results)
+        if edited:
+            self._compute_edited(rollout)
+        return rollout
+
+    def _compute_edited(self, rollout: Rollout) -> None:
+        """Results of rewards that a callback edited, under the policy that collected: every ratio is 1.
+
+        The bootstraps are priced by it once more. As a difference they would be lost beside a large reward, or a NaN.
+        """
+        algorithm = self._bound
+        if algorithm is not None and rollout.end.observations is not None:
+            _, terminal_values = self._continuation(algorithm.policy, rollout)
+        else:
+            bootstraps = (self._folded - self.recorder.rewards)[self.recorder.truncated]
+            terminal_values = torch.as_tensor(bootstraps / self.gamma if self.gamma else bootstraps, device=self.device)
+        last_value = torch.as_tensor(rollout.end.values, device=self.device)
+        values, log_mu = rollout.rows["values"], rollout.rows["log_probs"]
+        rollout.correct(values, log_mu, last_value, terminal_values, self._options())
+        self._show(rollout)
+
+    def _show(self, rollout: Rollout) -> None:
+        """The current rollout's results, ``[N * T, 1]`` as the host flattens them: its logging reads them."""
+        self.returns, self.advantages = (rollout.results[k].cpu().numpy()[:, None] for k in ("returns", "advantages"))
 
     def _flatten(self) -> None:
         """``[T, N, ...]`` to ``[N * T, ...]``, as the host does at its first ``get``."""
@@ -304,12 +365,8 @@ class VTraceMixin(_Host):
             rollout.evaluated = policy
         if not stale:
             return
-        current = rollouts[0]
-        if current in stale:
-            # [N * T, 1], as the host flattens them: its logging reads them
-            self.returns, self.advantages = (
-                current.results[k].cpu().numpy()[:, None] for k in ("returns", "advantages")
-            )
+        if rollouts[0] in stale:
+            self._show(rollouts[0])
         self._log(algorithm, rollouts)
 
     def _correct(self, policy: Any, rollout: Rollout) -> None:

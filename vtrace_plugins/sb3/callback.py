@@ -6,7 +6,7 @@ import warnings
 from inspect import signature
 
 from stable_baselines3 import A2C
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from vtrace_plugins._core.checks import VTraceError
@@ -16,8 +16,9 @@ from vtrace_plugins.sb3.buffers import VTraceMixin
 class VTraceCallback(BaseCallback):
     """For ``PPO(..., rollout_buffer_class=VTraceRolloutBuffer)``: ``model.learn(..., callback=VTraceCallback())``.
 
-    The same for A2C, TRPO and MaskablePPO. Binds the model's buffer at every ``learn``, and records raw rewards,
-    truncations and terminal observations, so that a refresh prices them with the current value function.
+    The same for A2C, TRPO and MaskablePPO. Binds the model's buffer at every ``learn``, and records rewards,
+    truncations and terminal observations, so that a refresh prices them with the current value function. Among several
+    callbacks it moves to the end, since what the others make of a reward is the reward.
 
     Raises:
         VTraceError: if the model's rollout buffer is not one of ours, or not for its action masks, and for an algorithm
@@ -55,6 +56,12 @@ class VTraceCallback(BaseCallback):
         buffer.bind(self.model)
         return buffer
 
+    def _on_training_start(self) -> None:
+        everything = self.locals["callback"]
+        if isinstance(everything, CallbackList):
+            _leave(everything, self)
+            everything.callbacks = [*everything.callbacks, self]
+
     def _on_rollout_start(self) -> None:
         self._bind().start()  # again: the buffer may have been replaced
 
@@ -63,3 +70,11 @@ class VTraceCallback(BaseCallback):
         buffer: VTraceMixin = self.model.rollout_buffer  # type: ignore[attr-defined]
         buffer.record(*(self.locals[name] for name in ("rewards", "dones", "infos")))
         return True
+
+
+def _leave(callbacks: CallbackList, one: BaseCallback) -> None:
+    """Take the callback out of the list, and out of lists inside. Each gets a new list: the old one is being walked."""
+    callbacks.callbacks = [callback for callback in callbacks.callbacks if callback is not one]
+    for callback in callbacks.callbacks:
+        if isinstance(callback, CallbackList):
+            _leave(callback, one)

@@ -1,9 +1,11 @@
-"""An observation is an array (or a tensor), or a dict of them; these take either."""
+"""An observation is an array (or a tensor), or a dict of them; ``each`` and ``join`` take either."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 
 def each(function: Callable[..., Any], *observations: Any) -> Any:
@@ -16,3 +18,9 @@ def each(function: Callable[..., Any], *observations: Any) -> Any:
 def join(function: Callable[..., Any], many: Sequence[Any]) -> Any:
     """``function`` (stack, cat) of many arrays, or of many dicts' entries under each key."""
     return each(lambda *arrays: function(arrays), *many)
+
+
+def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where two arrays hold the same number, NaN included."""
+    found: np.ndarray = (x == y) | ((x != x) & (y != y))
+    return found

@@ -1,4 +1,4 @@
-"""What the host folds or forgets, kept apart: raw rewards, truncations, and the observations they cut off."""
+"""What the host adds up or forgets, kept apart: rewards, truncations, and the observations they cut off."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class _Step(NamedTuple):
 class Recorder:
     """One rollout's rewards ``[T, N]`` and truncations ``[T, N]``, and the observations at them in order of (t, env).
 
-    Under a VecNormalize, replay needs observations and rewards as they were before it, too: hand it over as
-    ``normaliser``.
+    Rewards are as all callbacks left them, without time-limit bootstraps. Under a VecNormalize, replay needs
+    observations and rewards as they were before it, too: hand it over as ``normaliser``. What an environment hands out
+    is copied: it may write its next step over it.
     """
 
     def __init__(self, steps: int, n_envs: int) -> None:
@@ -62,7 +63,8 @@ class Recorder:
         self._pending = _Step(np.array(rewards, dtype=np.float32), dones, infos)
 
     def added(self, step: int, rewards: np.ndarray, normaliser: VecNormalize | None) -> None:
-        """The step as the host stores it: after all callbacks, whose edits thus count in whatever order they came."""
+        """The step as the host stores it, bootstraps inside."""
+        self.rewards[step] = rewards
         if self._pending is None:
             return
         seen, self._pending = self._pending, None
@@ -71,10 +73,10 @@ class Recorder:
             # the host's own condition: without the flag, or the observation, there is no bootstrap
             if done and observation is not None and info.get("TimeLimit.truncated", False):
                 self.truncated[step, i] = True
-                self.terminal.append(observation)
+                self.terminal.append(each(np.array, observation))
                 if normaliser is not None:
-                    self.raw_terminal.append(normaliser.unnormalize_obs(observation))
-        self.rewards[step] = np.where(self.truncated[step], seen.rewards, rewards)
+                    self.raw_terminal.append(each(np.array, normaliser.unnormalize_obs(observation)))
+        self.rewards[step, self.truncated[step]] = seen.rewards[self.truncated[step]]
         if self._source is not None and id(normaliser) != self._source:  # another environment, in the middle
             self.raw_observations, self._source = [], None
         if normaliser is not None and self._source is not None:

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins.sb3.observations import each, join
+from vtrace_plugins.sb3.observations import each, join, same
 from vtrace_plugins.sb3.recorder import Recorder
 
 
@@ -40,7 +40,7 @@ class Rollout:
     rows: dict[str, Any]
     """observations (a tensor or a dict of them), actions, values and log_probs of collection, and the host's extras."""
     rewards: np.ndarray
-    """``[T, N]``: as the environment gave them, or with the host's time-limit bootstraps where nothing was recorded."""
+    """``[T, N]``: as callbacks left them; with the host's time-limit bootstraps at steps that were not recorded."""
     ends: np.ndarray
     """``[T, N]``: where an episode ended, either way."""
     recorder: Recorder
@@ -63,32 +63,29 @@ class Rollout:
         """From V and log pi of the rows, V(s_T) ``[N]``, and V of the terminal observations in order of (t, n)."""
         device, log_mu = values.device, self.rows["log_probs"]
         ends = torch.as_tensor(self.ends.T, device=device)
-        if self.recorder.complete:
-            truncated = torch.as_tensor(self.recorder.truncated.T, device=device)
-            bootstrap_values = torch.zeros(self.shape, device=device)
-            bootstrap_values[:, -1] = last_value
-            if terminal_values is not None:
-                bootstrap_values.T[truncated.T] = terminal_values
-            boundaries: dict[str, Any] = {
-                "terminated": ends & ~truncated,
-                "truncated": truncated,
-                "bootstrap_values": bootstrap_values,
-            }
-        else:
-            boundaries = {"terminated": ends, "last_value": last_value}
+        truncated = torch.as_tensor(self.recorder.truncated.T, device=device)
+        bootstrap_values = torch.zeros(self.shape, device=device)
+        bootstrap_values[:, -1] = last_value
+        if terminal_values is not None:
+            bootstrap_values.T[truncated.T] = terminal_values
         results = vtrace(
             log_pi.view(self.shape),
             log_mu.view(self.shape),
             values.view(self.shape),
             torch.as_tensor(self.rewards.T, device=device),
-            **boundaries,
+            ends & ~truncated,
+            truncated,
+            bootstrap_values=bootstrap_values,
             **options,
         )
         self.log_ratio = log_pi - log_mu
         self.results = {"returns": results.targets.flatten(), "advantages": results.advantages.flatten()}
 
     def normalise(self, normaliser: VecNormalize) -> None:
-        """Observations and rewards under today's statistics, where the rollout was collected under others'."""
+        """Observations and rewards under today's statistics, where the rollout was collected under others'.
+
+        A reward that a callback edited is no longer the environment's, and stays as it is.
+        """
         *observations, last = (normaliser.normalize_obs(x) for x in self.recorder.raw_observations)
 
         def as_rows(x: np.ndarray, rows: Tensor) -> Tensor:
@@ -97,9 +94,10 @@ class Rollout:
         self.rows["observations"] = each(as_rows, join(np.stack, observations), self.rows["observations"])
         self.end = self.end._replace(observations=last)
         self.recorder.terminal = [normaliser.normalize_obs(x) for x in self.recorder.raw_terminal]
-        edits = self.rewards - np.stack(self.recorder.normalised_rewards)  # by callbacks
+        before = np.stack(self.recorder.normalised_rewards)
         self.recorder.normalised_rewards = [normaliser.normalize_reward(x) for x in self.recorder.raw_rewards]
-        self.rewards = (np.stack(self.recorder.normalised_rewards) + edits).astype(np.float32)
+        now = np.stack(self.recorder.normalised_rewards).astype(np.float32)
+        self.rewards = np.where(same(self.rewards, before.astype(np.float32)), now, self.rewards)
         self.evaluated = None
 
 
