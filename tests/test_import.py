@@ -41,3 +41,29 @@ except VTraceError as error:
     assert out.startswith("6.0 6.0")
     if missing == "triton":
         assert "backend: expected triton to be installed for 'triton', got No module named 'triton'" in out
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("torchrl", "torchrl", "torchrl"),
+        ("torchrl", "tensordict", "torchrl"),
+        ("torchrl.hydra", "hydra", "torchrl,examples"),
+        ("sb3", "stable_baselines3", "sb3"),
+        ("sb3", "gymnasium", "sb3"),
+        ("sb3_contrib", "sb3_contrib", "sb3"),
+    ],
+)
+def test_an_adapter_without_its_library_names_the_extra(module, missing, extra):
+    pytest.importorskip(missing)
+    out = python(
+        f"""
+import importlib, sys
+sys.modules[{missing!r}] = None
+try:
+    importlib.import_module("vtrace_plugins.{module}")
+except ImportError as error:
+    print(error)
+"""
+    )
+    assert f"pip install 'vtrace-plugins[{extra}]'" in out and missing in out

@@ -20,16 +20,23 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from torch import nn
 from torchrl.objectives.common import LossModule
 from torchrl.objectives.value import VTrace
-from torchrl.trainers.algorithms.configs import A2CTrainerConfig, PPOTrainerConfig, ReinforceTrainerConfig
-from torchrl.trainers.algorithms.configs.common import ConfigBase, _normalize_hydra_key
-from torchrl.trainers.algorithms.configs.trainers import _make_a2c_trainer, _make_ppo_trainer, _make_reinforce_trainer
 
 from vtrace_plugins._core.checks import VTraceError
+from vtrace_plugins._extras import needs
 from vtrace_plugins.torchrl.estimator import TritonVTrace
+
+with needs("torchrl,examples", "hydra-core"):
+    from hydra.core.config_store import ConfigStore
+    from torchrl.trainers.algorithms.configs import A2CTrainerConfig, PPOTrainerConfig, ReinforceTrainerConfig
+    from torchrl.trainers.algorithms.configs.common import ConfigBase, _normalize_hydra_key
+    from torchrl.trainers.algorithms.configs.trainers import (
+        _make_a2c_trainer,
+        _make_ppo_trainer,
+        _make_reinforce_trainer,
+    )
 
 
 @dataclass
