@@ -43,9 +43,9 @@ class Importance(NamedTuple):
     """Mean of 1 + c_t + c_t c_{t+1} + ..., c = lam min(c_bar, w), up to the episode's end: how many temporal
     differences reach a target (undiscounted)."""
 
-    def scalars(self) -> dict[str, float]:
-        """The 0-d tensors as numbers under ``vtrace/...``, for a logger; waits for a GPU once."""
-        return {f"vtrace/{name}": x for name, x in zip(self._fields, torch.stack(tuple(self)).tolist(), strict=True)}
+    def scalars(self, prefix: str = "vtrace") -> dict[str, float]:
+        """The 0-d tensors as numbers under ``prefix/...``, for a logger; waits for a GPU once."""
+        return {f"{prefix}/{name}": x for name, x in zip(self._fields, torch.stack(tuple(self)).tolist(), strict=True)}
 
 
 def _check_lags(lag: Any, lags: Any, log_pi: Tensor) -> None:
