@@ -5,16 +5,20 @@ import torch
 from rollouts import ACTORS, critic, rollout
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from tensordict.nn import (
+    InteractionType,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
+    set_interaction_type,
     set_skip_existing,
 )
 from torch import nn
-from torchrl.modules import OneHotCategorical, ValueOperator
+from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 
-from vtrace_plugins.torchrl.categorical import Categorical
+from vtrace_plugins import vtrace
+from vtrace_plugins.torchrl import TritonVTrace
+from vtrace_plugins.torchrl.log_probs import collected_log_prob
 from vtrace_plugins.torchrl.networks import distribution, root_and_next_values
 
 
@@ -31,15 +35,85 @@ def test_the_same_distribution(kind):
         torch.testing.assert_close(actor._dist_sample(found), actor._dist_sample(wanted))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_the_same_categorical(dtype):
-    logits = (4 * torch.randn(5, 7, 3)).to(dtype)
-    logits[0, :, 1] = -torch.inf
-    found, wanted = Categorical(logits), torch.distributions.Categorical(logits=logits)
-    for name in ("logits", "probs", "mode", "batch_shape", "event_shape", "param_shape"):
-        x, y = getattr(found, name), getattr(wanted, name)
-        assert x == y if isinstance(y, torch.Size) else torch.allclose(x.double(), y.double(), atol=0.02, rtol=0.02)
-    torch.testing.assert_close(found.entropy(), wanted.entropy(), atol=0.02, rtol=0.02)
+PRECISIONS = {
+    "float32": (torch.float32, False),
+    "float64": (torch.float64, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float16": (torch.float16, False),
+    "autocast": (torch.float32, True),
+}
+
+
+# a TanhNormal takes its action back through atanh, which rounds in any dtype
+@pytest.mark.parametrize("kind", [kind for kind in ACTORS if kind != "TanhNormal"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_an_unmoved_actor_has_ratios_of_exactly_one(kind, precision):
+    """To the bit: half precision rounds log-probs so coarsely that another order of operations is another policy."""
+    dtype, autocast = PRECISIONS[precision]
+    actor, value = ACTORS[kind]().to(dtype), critic().to(dtype)
+    data = rollout(ACTORS[kind](), 4, 50).select("observation", "action_mask", "next", strict=False)
+    data = data.apply(lambda x: x.to(dtype) if x.is_floating_point() else x)
+    data["observation"] *= 3
+    estimator = TritonVTrace(gamma=0.97, actor_network=actor, value_network=value, weight_advantages=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.no_grad(), set_interaction_type(InteractionType.RANDOM):
+            actor(data)
+        keys = [key for key in data.keys(True, True) if "log_prob" in str(key)]
+        estimator.set_keys(sample_log_prob=keys if len(keys) > 1 else keys[0])
+        log_mu = collected_log_prob(data, estimator.tensor_keys.sample_log_prob)
+        assert torch.equal(estimator._log_pi(data, data["observation"].device), log_mu)
+        estimator(data)
+    # and so the targets are those of ratios that are 1
+    log_prob = log_mu.reshape(data["state_value"].shape)
+    names = {"terminated": ("next", "terminated"), "truncated": ("next", "truncated"), "rewards": ("next", "reward")}
+    given = {name: data[key] for name, key in names.items()}
+    wanted = vtrace(
+        log_prob,
+        log_prob,
+        data["state_value"],
+        **given,
+        next_values=data["next", "state_value"],
+        gamma=0.97,
+        time_dim=1,
+    )
+    assert torch.equal(data["value_target"], wanted.targets)
+
+
+class Groups(nn.Module):
+    """Looks at an observation that is a tensordict: groups of sensors."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.net = nn.Linear(4, outputs)
+
+    def forward(self, groups):
+        return self.net(torch.cat([groups["joints"], groups["camera"]], -1))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5,)], ids=str)
+def test_an_observation_that_is_a_tensordict(shape):
+    """The numbers of the same observation as one tensor; a NaN after the step is replaced by what was before."""
+    torch.manual_seed(0)
+    data = rollout(ACTORS["Categorical"](), *shape)
+    data["next", "observation"][..., 2, :] = torch.nan
+    split = lambda x: TensorDict({"joints": x[..., :2], "camera": x[..., 2:]}, shape)  # noqa: E731
+    grouped = data.clone()
+    grouped["observation"], grouped["next", "observation"] = (split(x["observation"]) for x in (data, data["next"]))
+    policy, value = Groups(3), Groups(1)
+    found = []
+    for one, modules in ((grouped, (policy, value)), (data, (policy.net, value.net))):
+        actor = ProbabilisticActor(
+            TensorDictModule(modules[0], ["observation"], ["logits"]),
+            ["logits"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        )
+        network = ValueOperator(modules[1], in_keys=["observation"])
+        estimator = TritonVTrace(gamma=0.9, actor_network=actor, value_network=network, weight_advantages=True)
+        found.append(estimator(one))
+    for key in ("advantage", "value_target", "state_value", ("next", "state_value")):
+        assert found[0][key].isfinite().all()
+        torch.testing.assert_close(found[0][key], found[1][key])
 
 
 def values(network, data):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_non_tensor, is_tensor_collection
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -21,7 +21,6 @@ from torch.distributions import Distribution
 from torchrl.modules import ProbabilisticActor
 
 from vtrace_plugins._core.checks import VTraceError
-from vtrace_plugins.torchrl.categorical import built
 from vtrace_plugins.torchrl.entries import entry
 from vtrace_plugins.torchrl.plain import called, written
 
@@ -79,7 +78,7 @@ def distribution(actor: Any, tensordict: TensorDictBase) -> Any:
         for module in modules:
             found = called(module, [state.get(key, None) for key in module.in_keys])
             state = written(module, found, state)
-    return built(last, state)
+    return last.get_dist(state)
 
 
 def _assembled(entries: dict[NestedKey, Tensor], shape: list[int], like: TensorDictBase) -> TensorDict:
@@ -89,6 +88,13 @@ def _assembled(entries: dict[NestedKey, Tensor], shape: list[int], like: TensorD
         for depth in range(1, len(name)) if isinstance(name, tuple) else ():
             found.get(name[:depth]).batch_size = x.shape[: like.get(name[:depth]).batch_dims]
     return found
+
+
+def _without_nan(then: Any, now: Any) -> Any:
+    """An observation (a tensor, or a tensordict of them), with what stood there before the step where it is NaN."""
+    if is_tensor_collection(then):
+        return then if is_non_tensor(then) else then.apply(_without_nan, now)
+    return torch.where(torch.isnan(then), now, then) if then.is_floating_point() else then
 
 
 def root_and_next_values(
@@ -111,12 +117,16 @@ def root_and_next_values(
         if name == "is_init":  # else a recurrent net would run on from the step before an episode's first
             then = now if then is None else then | now
         elif then is None:
-            raise VTraceError(str(("next", name)), "an input of the value network after the step too", "nothing")
+            wanted = (
+                "an input of the value network after the step too (if an actor's module writes it, give the estimator "
+                "the whole operator: value_network=...get_value_operator())"
+            )
+            raise VTraceError(str(("next", name)), wanted, "nothing")
         elif now.shape != then.shape:
             wanted = f"shape {list(now.shape)} (that of {name!r})"
             raise VTraceError(str(("next", name)), wanted, f"shape {list(then.shape)}")
-        elif name != key and now.is_floating_point():
-            then = torch.where(torch.isnan(then), now, then)
+        elif name != key:
+            then = _without_nan(then, now)
         first[name], second[name] = now, then
 
     def values(entries: dict[NestedKey, Tensor], shape: list[int]) -> Tensor:
