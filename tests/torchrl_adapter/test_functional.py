@@ -52,3 +52,11 @@ def test_a_wrong_shape_names_the_argument():
     log_pi, log_mu, value, next_value, reward, done, terminated = data(3, 10, 1)
     with pytest.raises(VTraceError, match=r"^reward: expected shape \[3, 10, 1\].*got shape \[3, 9, 1\]"):
         ours(0.97, log_pi, log_mu, value, next_value, reward[:, 1:], done, terminated)
+
+
+def test_an_option_of_the_core():
+    """It has upstream's arguments, not those of ``vtrace``."""
+    with pytest.raises(
+        VTraceError, match=r"^lam: expected one of vtrace_advantage_estimate's arguments, \[.*'rho_thresh'"
+    ):
+        ours(0.9, *data(3, 10, 1), lam=0.9)

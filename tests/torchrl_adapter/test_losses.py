@@ -6,8 +6,18 @@ from rollouts import ACTORS, critic, rollout
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.modules import MultiAgentMLP, ProbabilisticActor, TanhNormal
-from torchrl.objectives import A2CLoss, ClipPPOLoss, KLPENPPOLoss, PPOLoss, ReinforceLoss
+from torch.distributions import Categorical
+from torchrl.modules import ActorValueOperator, MultiAgentMLP, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.objectives import (
+    A2CLoss,
+    ClipPPOLoss,
+    KLPENPPOLoss,
+    LossModule,
+    PPOLoss,
+    ReinforceLoss,
+    SACLoss,
+    TD3Loss,
+)
 from torchrl.objectives.multiagent import IPPOLoss, MAPPOLoss
 from torchrl.objectives.utils import ValueEstimators
 
@@ -133,6 +143,61 @@ def test_register_takes_defaults_and_unregister_restores():
 def test_a_loss_without_an_actor():
     with pytest.raises(VTraceError, match="loss_module: expected a loss with an actor_network"):
         TritonVTrace.for_loss(nn.Module(), gamma=0.97)
+
+
+@pytest.mark.parametrize("functional", [True, False], ids=["functional", "stateful"])
+@pytest.mark.parametrize("cls", [A2CLoss, ClipPPOLoss])
+def test_a_value_head_is_the_losss_critic(cls, functional):
+    """Upstream's own pattern for a shared backbone: the loss has the head, the estimator the whole operator."""
+    common = TensorDictModule(nn.Linear(4, 8), ["observation"], ["hidden"])
+    policy = TensorDictModule(nn.Linear(8, 3), ["hidden"], ["logits"])
+    policy = ProbabilisticActor(policy, ["logits"], distribution_class=Categorical, return_log_prob=True)
+    both = ActorValueOperator(common, policy, ValueOperator(nn.Linear(8, 1), in_keys=["hidden"]))
+    actor, whole = both.get_policy_operator(), both.get_value_operator()
+    data = rollout(ACTORS["Categorical"](), 2, 5)
+    with torch.no_grad():
+        actor(data)
+    loss = cls(actor, both.get_value_head(), functional=functional)
+    loss.make_value_estimator(TritonVTrace.for_loss(loss, gamma=0.9, value_network=whole))
+    wanted = TritonVTrace.for_loss(loss, gamma=0.9, value_network=whole)(data.clone())
+    found = []
+    loss.value_estimator.register_forward_hook(lambda *call: found.append(call[-1]))
+    losses = loss(data.clone())
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(found[0][key], wanted[key])
+    sum(x for key, x in losses.items() if key.startswith("loss_")).backward()
+    grads = [p.grad for p in loss.parameters() if p.grad is not None]
+    assert grads and all(grad.isfinite().all() for grad in grads)
+
+    with pytest.raises(VTraceError, match=r"\('next', 'hidden'\): expected .*value_network=...get_value_operator\(\)"):
+        TritonVTrace.for_loss(loss, gamma=0.9)(actor(data.clone()))
+    other = TensorDict.from_module(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))).detach()
+    with pytest.raises(VTraceError, match=r"params: expected those of the value network, or of a part of it"):
+        TritonVTrace.for_loss(loss, gamma=0.9, value_network=whole)(data.clone(), params=other)
+
+
+@pytest.mark.parametrize("kind", ["SAC", "TD3"])
+def test_a_loss_that_has_no_use_for_an_advantage(kind):
+    actor = ACTORS["TanhNormal"]()
+    state_action = ValueOperator(nn.Linear(7, 1), in_keys=["observation", "action"], out_keys=["state_action_value"])
+    if kind == "SAC":
+        loss = SACLoss(actor, state_action)
+    else:
+        loss = TD3Loss(actor, state_action, bounds=(-1, 1))
+    with pytest.raises(VTraceError, match=f"loss_module: expected a loss that takes an advantage .*, got {kind}Loss"):
+        TritonVTrace.for_loss(loss, gamma=0.97, actor_network=actor, value_network=critic())
+
+
+def test_a_loss_of_ones_own_says_nothing_of_its_estimators():
+    class Own(LossModule):
+        functional = False
+
+        def __init__(self):
+            super().__init__()
+            self.actor_network, self.critic_network = ACTORS["Normal"](), critic()
+
+    data = rollout(ACTORS["Normal"](), 2, 5)
+    assert TritonVTrace.for_loss(Own(), gamma=0.97)(data)["advantage"].isfinite().all()
 
 
 def test_all_routes_give_a_ppo_loss_the_same_advantages():

@@ -58,7 +58,7 @@ def named_as(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
         raise VTraceError(names().get(error.argument, error.argument), error.expected, error.got) from None
 
 
-def check_options(given: Collection[str], known: Collection[str], of: str) -> None:
+def check_known(given: Collection[str], known: Collection[str], of: str) -> None:
     """That every option is known: another library's name, or a misspelt one, is answered by the list of those that are.
 
     Python's own error names only the unknown one, or what is missing in its place.
@@ -69,14 +69,14 @@ def check_options(given: Collection[str], known: Collection[str], of: str) -> No
 
 
 def lists_its_options(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """The function, which passes its options through :func:`check_options` first."""
+    """The function, which passes its options through :func:`check_known` first."""
     known = frozenset(inspect.signature(function).parameters)
     name = function.__name__
 
     @functools.wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if not known.issuperset(kwargs):
-            check_options(kwargs, known, name)
+            check_known(kwargs, known, name)
         return function(*args, **kwargs)
 
     return call

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_number, check_options
+from vtrace_plugins._core.checks import VTraceError, check_backend, check_flag, check_known, check_number
 from vtrace_plugins.diagnostics import importance
 from vtrace_plugins.sb3.evaluate import evaluate, is_unmoved, snapshot, values_of
 from vtrace_plugins.sb3.minibatches import minibatches
@@ -80,7 +80,7 @@ class VTraceMixin(_Host):
         **kwargs: Any,
     ) -> None:
         taken = (inspect.signature(cls).parameters for cls in type(self).__mro__[:-1])
-        check_options(kwargs, set().union(*taken) - {"args", "kwargs"}, type(self).__name__)
+        check_known(kwargs, set().union(*taken) - {"args", "kwargs"}, type(self).__name__)
         for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
             if bar is not None or name != "pg_rho_bar":
                 check_number(name, bar, math.inf)

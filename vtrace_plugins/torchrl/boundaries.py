@@ -1,9 +1,12 @@
-"""TorchRL's three flags (done, terminated, truncated) as the core's two, and its masks as one."""
+"""TorchRL's three flags (done, terminated, truncated) as the core's two, its masks as one; what contradicts them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from tensordict import TensorDictBase
+from tensordict.utils import NestedKey
 from torch import Tensor
 
 
@@ -49,3 +52,33 @@ def both(x: Tensor | None, y: Tensor | None) -> Tensor | None:
     if x is None or y is None:
         return y if x is None else x
     return x & y
+
+
+def unmarked_ends(
+    tensordict: TensorDictBase, ended: Tensor, done_key: NestedKey, time_dim: int
+) -> Iterator[tuple[NestedKey, int]]:
+    """Entries that say that another episode follows a step, and how often ``ended`` says that this one goes on.
+
+    Trajectory ids that change, and ``is_init`` (at the root or beside the done key) at the next step. Reads the data.
+    """
+    shape = tensordict.batch_size
+    beside = (*done_key[:-1], "is_init") if isinstance(done_key, tuple) else "is_init"
+    mask = padding_mask(tensordict)
+
+    def by_step(x: Tensor) -> Tensor:
+        """``[T, ..., features]``"""
+        return x[..., None].flatten(len(shape)).movedim(time_dim, 0)
+
+    goes_on = ~by_step(ended).any(-1, keepdim=True)[:-1]
+    if mask is not None:
+        real = by_step(mask)
+        goes_on = goes_on & real[:-1] & real[1:]
+    for key in dict.fromkeys((("collector", "traj_ids"), "traj_ids", "is_init", beside)):
+        x = tensordict.get(key, None)
+        if not isinstance(x, Tensor) or x.shape[: len(shape)] != shape:
+            continue
+        now = by_step(x)
+        another = _bool(now)[1:] if key in ("is_init", beside) else now[1:] != now[:-1]
+        count = int((another.any(-1, keepdim=True) & goes_on).sum())
+        if count:
+            yield key, count

@@ -6,14 +6,16 @@ import dataclasses
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, dispatch
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
 from torchrl.objectives import PPOLoss
+from torchrl.objectives.utils import ValueEstimators
 from torchrl.objectives.value import VTrace
 from torchrl.objectives.value.advantages import (
     _self_set_grad_enabled,
@@ -26,24 +28,25 @@ from vtrace_plugins._core.checks import (
     VTraceError,
     check_backend,
     check_flag,
+    check_known,
     check_number,
     check_time_dim,
     named_as,
 )
-from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done
+from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done, unmarked_ends
 from vtrace_plugins.torchrl.entries import entry, match
 from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob, upstreams_log_prob
 from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
+from vtrace_plugins.validation import Finding, Report, validate
+
+_DEPRECATED = {"advantage_key", "value_key", "value_target_key"}  # upstream's, for set_keys
+_NUMBERS = ("gamma", "rho_thresh", "c_thresh", "pg_rho_thresh")
 
 
 def check_options(**options: Any) -> None:
     """These of the constructor's arguments: that it takes them, and what they may be."""
     known = inspect.signature(TritonVTrace).parameters.keys() | inspect.signature(VTrace).parameters.keys()
-    known -= {"kwargs"}
-    for name in options:
-        if name not in known:
-            taken = sorted(known - {"advantage_key", "value_key", "value_target_key"})  # deprecated: set_keys
-            raise VTraceError(name, f"one of TritonVTrace's arguments, {taken}", "an unknown one")
+    check_known(options, known - {"kwargs"} - _DEPRECATED, "TritonVTrace")
     of, weighted = options.get("log_prob_of", "recorded"), options.get("weight_advantages")
     if of not in ("recorded", "upstream"):
         raise VTraceError("log_prob_of", "'recorded' or 'upstream'", repr(of))
@@ -57,11 +60,39 @@ def check_options(**options: Any) -> None:
             check_flag(name, options[name])
     check_backend(options.get("backend", "auto"))
     check_number("lmbda", options.get("lmbda", 1.0), 1.0)
-    for name in ("gamma", "rho_thresh", "c_thresh", "pg_rho_thresh"):
+    for name in _NUMBERS:
         number = options.get(name)
         absent = number is None and (name == "pg_rho_thresh" or name not in options)
         if not absent and not isinstance(number, Tensor):
             check_number(name, number, 1.0 if name == "gamma" else math.inf, "a number or a tensor")
+
+
+def _unmarked(count: int) -> str:
+    return (
+        f"another episode after {count} steps: slices, shuffled steps, or environments in one row. Mark the ends of "
+        "slices as truncated under the key that is read (SliceSampler's truncated_key), keep an environment a row, and "
+        "call the estimator before anything is shuffled"
+    )
+
+
+def _may_be_read(x: Tensor) -> bool:
+    """Whether x has data to look at: not under a compiler, nor as a fake tensor."""
+    return type(x) is Tensor and not torch.compiler.is_compiling()
+
+
+def _takes_advantages(loss_module: Any) -> bool:
+    """False for a loss that lists its value estimators, or its keys, without V-trace or an advantage among them."""
+    estimators = getattr(loss_module, "SUPPORTED_VALUE_ESTIMATORS", ())
+    if estimators and ValueEstimators.VTrace not in estimators:
+        return False
+    keys = getattr(loss_module, "tensor_keys", None)
+    names = [field.name for field in dataclasses.fields(keys)] if dataclasses.is_dataclass(keys) else []
+    return not names or "advantage" in names
+
+
+def _moved(number: Tensor, device: torch.device) -> Tensor:
+    """On the device in its own dtype, or float32 where the device has no float64."""
+    return number.to(device, torch.float32 if device.type == "mps" else number.dtype)
 
 
 class TritonVTrace(VTrace):
@@ -145,10 +176,12 @@ class TritonVTrace(VTrace):
             c_thresh=c_thresh,
             **kwargs,
         )
-        if pg_rho_thresh is not None:
-            pg_rho_thresh = torch.as_tensor(pg_rho_thresh, device=self._device)
         # Not persistent: a checkpoint of upstream's class fits ours, whatever the options.
-        self.register_buffer("pg_rho_thresh", pg_rho_thresh, persistent=False)
+        self.register_buffer("pg_rho_thresh", None, persistent=False)
+        for name, number in zip(_NUMBERS, (gamma, rho_thresh, c_thresh, pg_rho_thresh), strict=True):
+            if number is not None:  # upstream's are in the default dtype
+                x = number if isinstance(number, Tensor) else torch.tensor(float(number), dtype=torch.float64)
+                setattr(self, name, _moved(x, self._device or x.device))
         self._action_keys = action_keys(actor_network)
         self.lmbda = lmbda
         self.log_prob_of = log_prob_of
@@ -174,8 +207,12 @@ class TritonVTrace(VTrace):
             The estimator, with the loss's keys.
 
         Raises:
-            VTraceError: for a loss without ``actor_network``, and as the constructor does.
+            VTraceError: for a loss without ``actor_network``, for one that has no use for an advantage (SAC, say), and
+                as the constructor does.
         """
+        if not _takes_advantages(loss_module):
+            wanted = "a loss that takes an advantage (A2C, Reinforce, those of the PPO family)"
+            raise VTraceError("loss_module", wanted, type(loss_module).__name__)
         if "actor_network" not in hyperparams and not hasattr(loss_module, "actor_network"):
             raise VTraceError("loss_module", "a loss with an actor_network", type(loss_module).__name__)
         estimator: TritonVTrace = super().for_loss(loss_module, **hyperparams)
@@ -192,6 +229,19 @@ class TritonVTrace(VTrace):
     def _critic_writes(self, key: NestedKey) -> bool:
         written = getattr(self.value_network, "out_keys", None)
         return written is None or key in written
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TritonVTrace:
+        """``.to``, ``.half`` and their like: gamma and the clips go to the device, and keep their dtype.
+
+        In bfloat16, 0.99 would be 0.98828: a horizon of 85 steps instead of 100.
+        """
+        numbers = {name: self._buffers[name] for name in _NUMBERS}
+        super()._apply(fn, recurse)
+        for name, before in numbers.items():
+            now = self._buffers[name]
+            if before is not None and now is not None:
+                self._buffers[name] = _moved(before, now.device)
+        return self
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -245,44 +295,12 @@ class TritonVTrace(VTrace):
         time_dim = self._resolve_time_dim(time_dim, tensordict)
         if tensordict.is_locked or entry(tensordict, "next", "the step's outcome").is_locked:
             tensordict = tensordict.copy()  # shallow; what is locked is not written to
-        keys, batch_dims = self.tensor_keys, tensordict.batch_dims
-
-        done = entry(tensordict, ("next", keys.done), "whether the episode ended")
-        flags = split_done(done, *(self._flag(tensordict, key, done) for key in (keys.terminated, self.truncated_key)))
-        value, next_value, valid = self._values(tensordict, flags, params, target_params, time_dim)
-
-        def matched(key: NestedKey, x: Tensor | None) -> Any:
-            return None if x is None else match(key, x, value, batch_dims)
-
-        reward = matched(("next", keys.reward), entry(tensordict, ("next", keys.reward), "the reward"))
-        terminated, truncated = (matched(("next", keys.done), flag) for flag in flags)
-        real = matched("mask", both(valid, padding_mask(tensordict)))
-        log_mu = matched(keys.sample_log_prob, collected_log_prob(tensordict, keys.sample_log_prob))
-        log_pi = matched("log pi", self._log_pi(tensordict, value.device))
-        steps = matched(keys.steps_to_next_obs, tensordict.get(keys.steps_to_next_obs, None))
-        gamma = self._on(value.device, "gamma")
-
+        keys = self.tensor_keys
+        given, valid = self._given(tensordict, params, target_params, time_dim)
         with named_as(self._names):
-            target, advantage = vtrace(
-                log_pi,
-                log_mu,
-                value,
-                reward,
-                terminated,
-                truncated,
-                next_values=next_value,
-                mask=real,
-                gamma=gamma if steps is None else gamma**steps,
-                rho_bar=self._on(value.device, "rho_thresh"),
-                c_bar=self._on(value.device, "c_thresh"),
-                pg_rho_bar=self._on(value.device, "pg_rho_thresh"),
-                lam=self.lmbda,
-                weight_advantages=self._weighted(),
-                time_dim=time_dim,
-                backend=self.backend,
-            )
+            target, advantage = vtrace(**given)
         if self.average_adv:
-            advantage = self._standardized(advantage, real, tensordict)
+            advantage = self._standardized(advantage, given["mask"], tensordict)
 
         if valid is not None:
             tensordict.set("shifted_valid", valid)
@@ -290,9 +308,98 @@ class TritonVTrace(VTrace):
         tensordict.set(keys.value_target, target)
         return tensordict
 
+    def validate(
+        self,
+        tensordict: TensorDictBase,
+        *,
+        params: TensorDictBase | None = None,
+        target_params: TensorDictBase | None = None,
+        time_dim: int | None = None,
+    ) -> Report:
+        """Look for likely mistakes in a batch: :func:`vtrace_plugins.validate` on what :meth:`forward` makes of it.
+
+        And whether an episode ends where no flag says so: trajectory ids that change, or ``is_init`` at the next step,
+        as in slices or shuffled steps of a replay buffer and environments flattened into one row. (On the CPU, forward
+        itself raises for that; on a GPU it would have to wait.) Writes nothing; reads the data, so it waits for a GPU.
+
+        Args:
+            tensordict (TensorDictBase): as :meth:`forward` takes it.
+
+        Keyword Args:
+            params (TensorDictBase, optional): as :meth:`forward` takes them.
+            target_params (TensorDictBase, optional): likewise.
+            time_dim (int, optional): likewise.
+
+        Returns:
+            A :class:`~vtrace_plugins.validation.Report`: true if it has no error and no warning.
+
+        Raises:
+            VTraceError: for what :meth:`forward` refuses, but for such ends.
+
+        Example:
+            >>> print(advantage.validate(next(iter(collector))))
+            nothing suspicious
+        """
+        time_dim = self._resolve_time_dim(time_dim, tensordict)
+        data = tensordict.copy()
+        with torch.no_grad():
+            given, _ = self._given(data, params, target_params, time_dim, must_be_marked=False)
+            with named_as(self._names):
+                findings = validate(**given).findings
+            ended = given["terminated"] | given["truncated"]
+            unmarked = unmarked_ends(data, ended, self.tensor_keys.done, time_dim)
+            missing = [Finding(str(key), _unmarked(count), "error") for key, count in unmarked]
+        names = self._names()
+        return Report(
+            (*missing, *(found._replace(argument=names.get(found.argument, found.argument)) for found in findings))
+        )
+
     def value_estimate(self, *args: Any, **kwargs: Any) -> Tensor:
         """Upstream's class has none."""
         raise NotImplementedError("V-trace gives targets and advantages at once: call the estimator itself")
+
+    def _given(
+        self,
+        tensordict: TensorDictBase,
+        params: TensorDictBase | None,
+        target_params: TensorDictBase | None,
+        time_dim: int,
+        must_be_marked: bool = True,
+    ) -> tuple[dict[str, Any], Tensor | None]:
+        """What :func:`vtrace_plugins.vtrace` is given, and which steps found a slot under shifted=True."""
+        keys, batch_dims = self.tensor_keys, tensordict.batch_dims
+        done = entry(tensordict, ("next", keys.done), "whether the episode ended")
+        flags = split_done(done, *(self._flag(tensordict, key, done) for key in (keys.terminated, self.truncated_key)))
+        if must_be_marked and done.device.type == "cpu" and _may_be_read(done):
+            for key, count in unmarked_ends(tensordict, flags[0] | flags[1], keys.done, time_dim):
+                raise VTraceError(str(key), f"one episode wherever {('next', keys.done)!s} says so", _unmarked(count))
+        value, next_value, valid = self._values(tensordict, flags, params, target_params, time_dim)
+
+        def matched(key: NestedKey, x: Tensor | None) -> Any:
+            return None if x is None else match(key, x, value, batch_dims)
+
+        terminated, truncated = (matched(("next", keys.done), flag) for flag in flags)
+        steps = matched(keys.steps_to_next_obs, tensordict.get(keys.steps_to_next_obs, None))
+        gamma = self._on(value.device, "gamma")
+        given = {
+            "log_pi": matched("log pi", self._log_pi(tensordict, value.device)),
+            "log_mu": matched(keys.sample_log_prob, collected_log_prob(tensordict, keys.sample_log_prob)),
+            "values": value,
+            "rewards": matched(("next", keys.reward), entry(tensordict, ("next", keys.reward), "the reward")),
+            "terminated": terminated,
+            "truncated": truncated,
+            "next_values": next_value,
+            "mask": matched("mask", both(valid, padding_mask(tensordict))),
+            "gamma": gamma if steps is None else (gamma**steps).to(torch.promote_types(value.dtype, torch.float32)),
+            "rho_bar": self._on(value.device, "rho_thresh"),
+            "c_bar": self._on(value.device, "c_thresh"),
+            "pg_rho_bar": self._on(value.device, "pg_rho_thresh"),
+            "lam": self.lmbda,
+            "weight_advantages": self._weighted(),
+            "time_dim": time_dim,
+            "backend": self.backend,
+        }
+        return given, valid
 
     def _flag(self, tensordict: TensorDictBase, key: NestedKey, done: Tensor) -> Tensor | None:
         """A flag that may be absent, in the shape of done."""
@@ -326,6 +433,8 @@ class TritonVTrace(VTrace):
         if not self._critic_writes(keys.value):
             wanted = "an entry that the value network writes (set_keys(value=...), on the loss or the estimator)"
             raise VTraceError(str(keys.value), wanted, f"a network that writes {self.value_network.out_keys}")
+        if params is not None and self._are_of_a_part(params):
+            params = target_params = None  # the network has them, and more
         plain = params is None and not self.shifted and self.value_chunk_size is None and self.num_chunks is None
         valid = None
         with held_out(self.value_network):  # gradients may pass through, but not into its parameters
@@ -349,6 +458,22 @@ class TritonVTrace(VTrace):
         tensordict.set(keys.value, value)
         tensordict.set(("next", keys.value), next_value)
         return value, next_value, valid
+
+    def _are_of_a_part(self, params: TensorDictBase) -> bool:
+        """Whether these are parameters of a part of the value network: those of the value head of a shared backbone,
+        where that is the loss's critic and the estimator has the whole operator."""
+        own = TensorDict.from_module(self.value_network)
+        if set(own.keys(True, True)) == set(params.keys(True, True)):
+            return False
+        memory = {x.data_ptr() for x in own.values(True, True)}
+        if not all(x.data_ptr() in memory for x in params.values(True, True)):
+            raise VTraceError(
+                "params",
+                "those of the value network, or of a part of it (with a shared backbone, give the estimator the loss's "
+                "whole critic: value_network=...get_value_operator())",
+                "another network's",
+            )
+        return True
 
     def _for_shifted_call(
         self, tensordict: TensorDictBase, flags: tuple[Tensor, Tensor], time_dim: int
@@ -401,7 +526,7 @@ class TritonVTrace(VTrace):
         """A buffer (pg_rho_thresh may be None), moved once to where the data is."""
         buffer = self._buffers[name]
         if buffer is not None and buffer.device != device:
-            buffer = buffer.to(device)
+            buffer = _moved(buffer, device)
             setattr(self, name, buffer)
         return buffer
 

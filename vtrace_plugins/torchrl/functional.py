@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins._core.checks import FLAG, check_tensor, check_type, named_as
+from vtrace_plugins._core.checks import FLAG, check_tensor, check_type, lists_its_options, named_as
 from vtrace_plugins.torchrl.boundaries import split_done
 
 _NAMES = {
@@ -17,6 +17,7 @@ _NAMES = {
 }
 
 
+@lists_its_options
 def vtrace_advantage_estimate(
     gamma: float | Tensor,
     log_pi: Tensor,
