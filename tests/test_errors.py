@@ -110,6 +110,8 @@ def test_an_option_of_another_library_or_a_misspelt_one(function, option):
     """Also where a required argument is missing in its place: gamma, beside ``discounts``."""
     with pytest.raises(VTraceError, match=rf"^{option}: expected one of {function.__name__}'s arguments, \[.*'log_pi'"):
         function(**{option: X})
+    with pytest.raises(TypeError):  # as Python's own answer is
+        function(**{option: X})
 
 
 def test_a_vtrace_error_is_a_value_error():

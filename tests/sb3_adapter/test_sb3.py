@@ -241,6 +241,11 @@ def test_wrong_options(options, message):
         VTraceRolloutBuffer(4, *SPACES, **options)
 
 
+def test_an_unknown_option_is_a_type_error_as_upstreams_is():
+    with pytest.raises(TypeError, match="wrong: expected one of VTraceRolloutBuffer's arguments"):
+        VTracePPO("MlpPolicy", envs(1), rollout_buffer_kwargs={"wrong": 1})
+
+
 def test_wrong_calls():
     buffer = VTraceRolloutBuffer(4, *SPACES)
     with pytest.raises(VTraceError, match="get: expected a full buffer, 4 steps, got 0"):

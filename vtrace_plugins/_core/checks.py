@@ -49,6 +49,10 @@ class VTraceError(ValueError):
         return f"{self.argument}: expected {self.expected}, got {self.got}"
 
 
+class UnknownOptionError(VTraceError, TypeError):
+    """An option that there is not: a TypeError too, as Python's own answer is."""
+
+
 @contextmanager
 def named_as(names: Callable[[], Mapping[str, str]]) -> Iterator[None]:
     """Let errors from inside speak a host's names, asked for if there is one: ``{"rho_bar": "rho_thresh"}``."""
@@ -65,7 +69,7 @@ def check_known(given: Collection[str], known: Collection[str], of: str) -> None
     """
     for name in given:
         if name not in known:
-            raise VTraceError(name, f"one of {of}'s arguments, {sorted(known)}", "an unknown one")
+            raise UnknownOptionError(name, f"one of {of}'s arguments, {sorted(known)}", "an unknown one")
 
 
 def lists_its_options(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
