@@ -46,10 +46,10 @@ def on(request):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Make short windows cross tile boundaries: 2 rows by 8 steps in Triton, loops of 4 steps in torch."""
+    """Make short windows cross tile boundaries: 4 rows by 8 steps in Triton, loops of 4 steps in torch."""
     from vtrace_plugins._core import launch, ops, torch_scan
 
     monkeypatch.setattr(torch_scan, "_LONGEST_LOOP", 4)
     monkeypatch.setattr(torch_scan, "_ELEMENTS_PER_STEP", 4)
-    monkeypatch.setattr(launch, "choose", lambda *args: launch.Plan(2, 8, 1, 10**6))
+    monkeypatch.setattr(launch, "choose", lambda *args: launch.Plan(4, 8, 1, 10**6))
     monkeypatch.setattr(ops, "_launches", {})

@@ -13,12 +13,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
     ("command", "says"),
     [
         (["torchrl_impala.py", "--frames", "2000"], ""),
-        (["torchrl_impala_async.py", "--frames", "3000"], "updates on average"),
-        (["torchrl_appo.py", "--frames", "3000"], "updates on average"),
-        (["torchrl_impala_ray.py", "--frames", "3000"], "updates on average"),
-        (["../benchmarks/torchrl_step.py", "--shapes", "8x16", "--repeats", "1"], "faster by"),
+        pytest.param(["torchrl_impala_async.py", "--frames", "3000"], "updates on average", marks=pytest.mark.slow),
+        pytest.param(["torchrl_appo.py", "--frames", "3000"], "updates on average", marks=pytest.mark.slow),
+        pytest.param(["torchrl_impala_ray.py", "--frames", "3000"], "updates on average", marks=pytest.mark.slow),
+        pytest.param(
+            ["../benchmarks/torchrl_step.py", "--shapes", "8x16", "--repeats", "1"], "faster by", marks=pytest.mark.slow
+        ),
         (["sb3_ppo.py", "--steps", "2048"], "vtrace/ess"),
-        (["sb3_contrib.py", "--steps", "256"], "recurrent: mean return"),
+        pytest.param(["sb3_contrib.py", "--steps", "256"], "recurrent: mean return", marks=pytest.mark.slow),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )

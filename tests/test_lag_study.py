@@ -18,6 +18,7 @@ def study(out, *arguments):
     return {(r["method"], r["lag"]): r for r in json.loads(out.read_text())["rows"]}
 
 
+@pytest.mark.slow
 def test_it_resumes_and_repeats(tmp_path):
     pytest.importorskip("gymnasium")
     pytest.importorskip("tqdm")

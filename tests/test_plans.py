@@ -36,7 +36,9 @@ on = pytest.mark.parametrize(
 )
 
 
-both = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+both = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+)
 
 
 @on
@@ -44,7 +46,7 @@ both = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fl
 @pytest.mark.parametrize(
     ("continuation", "masked"), [("bootstrap_values", True), ("last_value", False), ("next_values", False)]
 )
-@pytest.mark.parametrize("T", [1, 21])
+@pytest.mark.parametrize("T", [pytest.param(1, marks=pytest.mark.slow), 21])
 def test_the_oracle(on, plan, continuation, masked, T, dtype):
     data = rounded(window(3, T, continuation=continuation, masked=masked), dtype)
     options = {"gamma": 0.97, "lam": 0.9, "rho_bar": 1.3, "c_bar": 0.9, "pg_rho_bar": 2.0}

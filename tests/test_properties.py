@@ -6,7 +6,7 @@ import oracle
 import pytest
 import torch
 from helpers import TOLERANCE, assert_close, call, rounded, tensors, window
-from hypothesis import given
+from hypothesis import given, settings
 
 from vtrace_plugins import vtrace
 
@@ -23,6 +23,7 @@ FLAG_DTYPES = (
 )
 # The interpreter takes about 0.1 ms an element; compiled code may have more.
 MOST_ELEMENTS = {"triton": 3000, "reference": 12_000, "torch": 30_000}
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled there instead")
 
 lengths = st.one_of(st.integers(1, 40), st.integers(1, 300), st.integers(1, 3000))
 options = st.fixed_dictionaries(
@@ -50,7 +51,7 @@ def strided(x, layout, time_dim):
     return x
 
 
-@given(
+windows = given(
     batch=st.lists(st.integers(1, 5), max_size=3),
     T=lengths,
     time_dim=st.integers(0, 3),
@@ -64,12 +65,36 @@ def strided(x, layout, time_dim):
     options=options,
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_window(
-    on, batch, T, time_dim, layout, continuation, masked, flag_dtype, dtype, boundaries, per_step_gamma, options, seed
-):
+
+
+@windows
+def test_any_window(on, **drawn):
+    if on == ("triton", "cpu"):
+        pytest.skip("below")
+    assert_right(on, MOST_ELEMENTS["torch" if on[1] == "cuda" else on[0]], **drawn)
+
+
+@interpreted
+@settings(max_examples=20)
+@windows
+def test_any_window_in_the_interpreter(**drawn):
+    assert_right(("triton", "cpu"), 300, **drawn)
+
+
+@interpreted
+@pytest.mark.slow
+@windows
+def test_any_window_in_the_interpreter_at_length(**drawn):
+    assert_right(("triton", "cpu"), MOST_ELEMENTS["triton"], **drawn)
+
+
+def assert_right(
+    on, limit, *, batch, T, time_dim, layout, continuation, masked, flag_dtype, dtype, boundaries, per_step_gamma,
+    options, seed,
+):  # fmt: skip
+    """The call on these drawn arguments gives the float64 loop's numbers."""
     backend, device = on
     rows = int(np.prod(batch))
-    limit = MOST_ELEMENTS["torch" if device == "cuda" else backend]
     T = max(1, min(T, limit // rows))
     time_dim = min(time_dim, len(batch))
     data = rounded(window(rows, T, seed=seed, continuation=continuation, boundaries=boundaries, masked=masked), dtype)
@@ -95,7 +120,9 @@ def test_any_window(
         assert_close(actual.movedim(time_dim, -1).reshape(rows, T), wanted, tolerance=2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("T", [1, 2, 7, 8, 9, 31, 64, 65, 200])
+@pytest.mark.parametrize(
+    "T", [1, 2, 7, 8, 9, 31, 33, pytest.param(64, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("continuation", CONTINUATIONS)
 def test_tile_boundaries(on, small_tiles, continuation, T):
     data = window(5, T, seed=T, continuation=continuation, masked=True)

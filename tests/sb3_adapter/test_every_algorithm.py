@@ -24,8 +24,8 @@ DICT = spaces.Dict({"position": spaces.Box(-1, 1, (3,)), "kind": spaces.Discrete
 @every
 @pytest.mark.parametrize("limit", [None, 4], ids=["terminations", "time limits"])
 def test_without_refresh_training_ends_where_stock_ends(algorithm, limit):
-    model = algorithm.make(envs(limit=limit), rollout_buffer_kwargs={"refresh": "never"}, n_steps=32).learn(1024)
-    stock = algorithm.make(envs(limit=limit), algorithm.stock, n_steps=32).learn(1024)
+    model = algorithm.make(envs(limit=limit), rollout_buffer_kwargs={"refresh": "never"}, n_steps=32).learn(512)
+    stock = algorithm.make(envs(limit=limit), algorithm.stock, n_steps=32).learn(512)
     torch.testing.assert_close(parameters(model), parameters(stock), rtol=0, atol=1e-5)
 
 

@@ -69,7 +69,11 @@ def test_an_unbound_buffer_gives_stocks_minibatches_and_says_so_once():
         list(ours.get(16))
 
 
-@pytest.mark.parametrize(("ours", "stock"), [(VTracePPO, PPO), (VTraceA2C, A2C)], ids=["PPO", "A2C"])
+@pytest.mark.parametrize(
+    ("ours", "stock"),
+    [(VTracePPO, PPO), pytest.param(VTraceA2C, A2C, marks=pytest.mark.slow)],
+    ids=["PPO", "A2C"],
+)
 def test_without_refresh_training_is_stocks_to_the_bit(ours, stock):
     """Over more steps than it takes to make a rounding difference large."""
 

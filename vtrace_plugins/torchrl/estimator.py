@@ -39,14 +39,14 @@ from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, re
 from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
 from vtrace_plugins.validation import Finding, Report, validate
 
-_DEPRECATED = {"advantage_key", "value_key", "value_target_key"}  # upstream's, for set_keys
+_DEPRECATED = {"advantage_key", "value_key", "value_target_key"}  # upstream's, which says itself that set_keys is it
 _NUMBERS = ("gamma", "rho_thresh", "c_thresh", "pg_rho_thresh")
 
 
 def check_options(**options: Any) -> None:
     """These of the constructor's arguments: that it takes them, and what they may be."""
     known = inspect.signature(TritonVTrace).parameters.keys() | inspect.signature(VTrace).parameters.keys()
-    check_known(options, known - {"kwargs"} - _DEPRECATED, "TritonVTrace")
+    check_known(options.keys() - _DEPRECATED, known - _DEPRECATED - {"kwargs"}, "TritonVTrace")
     of, weighted = options.get("log_prob_of", "recorded"), options.get("weight_advantages")
     if of not in ("recorded", "upstream"):
         raise VTraceError("log_prob_of", "'recorded' or 'upstream'", repr(of))
