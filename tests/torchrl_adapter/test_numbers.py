@@ -77,6 +77,13 @@ def test_under_another_default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)], ids=str)
+def test_on_a_device_by_name(device):
+    estimator = make(device=device)
+    assert estimator.gamma.device.type == str(device)
+    assert_exact(estimator)
+
+
 def test_tensors_stay_what_they_are():
     estimator = make(gamma=torch.tensor(0.99), rho_thresh=torch.tensor(1.1, dtype=torch.float64)).half()
     assert estimator.gamma.dtype == torch.float32 and estimator.gamma == torch.tensor(0.99)

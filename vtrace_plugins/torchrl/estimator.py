@@ -90,9 +90,9 @@ def _takes_advantages(loss_module: Any) -> bool:
     return not names or "advantage" in names
 
 
-def _moved(number: Tensor, device: torch.device) -> Tensor:
+def _moved(number: Tensor, device: torch.device | str) -> Tensor:
     """On the device in its own dtype, or float32 where the device has no float64."""
-    return number.to(device, torch.float32 if device.type == "mps" else number.dtype)
+    return number.to(device, torch.float32 if torch.device(device).type == "mps" else number.dtype)
 
 
 class TritonVTrace(VTrace):
