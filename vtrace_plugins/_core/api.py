@@ -80,7 +80,9 @@ def vtrace(
         next_values: V of the state that follows each step; used at every step that is not terminated. For data
             where that is not ``values[t+1]``. Exactly one of these three must be given.
         mask: True where the step is real. Padding contributes nothing, whatever it holds, and gets 0 in both results;
-            the step before it counts as the end of a window. Same dtypes as ``terminated``.
+            the step before it counts as the end of a window. So does the step before a hole: no credit crosses it. To
+            let an episode go on behind steps that are not the policy's own (another player's turn, tokens of a tool),
+            leave those out of the row. :func:`vtrace_plugins.validate` finds holes. Same dtypes as ``terminated``.
         gamma: discount in [0, 1]: a number, a 0-d tensor, or a floating or integer tensor that broadcasts to the data's
             shape (multi-step data: ``gamma ** steps_to_next_obs``). Only numbers are range-checked, here and in the
             clips: reading a tensor would wait for the GPU, so one out of range gives undefined results.
@@ -112,7 +114,8 @@ def vtrace(
         backward: the triton backend has saved them (torch raises if they are).
 
     Raises:
-        VTraceError: (a ValueError) for a wrong shape, dtype, device, range or combination of arguments.
+        VTraceError: (a ValueError) for a wrong shape, dtype, device, range or combination of arguments, and (a
+            TypeError, too) for an option that there is not: its message lists those that there are.
 
     Example:
         >>> import torch
