@@ -163,3 +163,27 @@ def test_no_data_has_a_gradient_too(on):
     result = vtrace(log_pi, none, none, none, none.bool(), next_values=none, gamma=0.9, backend=backend)
     result.targets.sum().backward()
     assert log_pi.grad.shape == (0, 6)
+
+
+@pytest.mark.parametrize("lam", [0.9, 1.0])
+@pytest.mark.parametrize("continuation", ["bootstrap_values", "next_values"])
+def test_nothing_in_the_padding_reaches_a_result_or_a_gradient(on, continuation, lam):
+    """NaN in every input there, gamma included: the numbers of clean padding, and gradients of 0 in it. Padding lies
+    behind a window, before one and between two."""
+    backend, device = on
+    data = tensors(window(3, 8, continuation=continuation, boundaries=0.0), device)
+    data["gamma"] = torch.full((3, 8), 0.9, dtype=torch.float64, device=device)
+    mask = [[1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 0, 0, 1]]
+    data["mask"] = torch.tensor(mask, dtype=torch.bool, device=device)
+    padding = ~data["mask"]
+    found = []
+    for poison in (0.5, float("nan")):
+        filled = {k: x.masked_fill(padding, poison) if x.is_floating_point() else x for k, x in data.items()}
+        given = {k: x.requires_grad_(x.is_floating_point()) for k, x in filled.items()}
+        result = vtrace(**given, lam=lam, backend=backend)
+        names = [k for k, x in given.items() if x.requires_grad]
+        grads = torch.autograd.grad(sum(x.square().sum() for x in result), [given[k] for k in names])
+        assert all((x[padding] == 0).all() for x in (*result, *grads))
+        found.append((*result, *grads))
+    for clean, poisoned in zip(*found, strict=True):
+        assert torch.equal(clean, poisoned)

@@ -430,3 +430,42 @@ def test_nothing_waits_for_the_gpu(backend):
         vtrace(**data, **options, backend=backend)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "name", ["gamma", "rho_bar", "c_bar", "pg_rho_bar", "log_pi", "values", "rewards", "terminated"]
+)
+def test_a_second_call_of_the_same_kind_has_its_own_data(on, name):
+    """Nothing of the first call is kept in what is prepared for its kind: no tensor, be it an option's or data."""
+    data = inputs(on, T=7, boundaries=0.3) | {"gamma": torch.tensor(0.9, device=on[1])}
+    data |= {bar: torch.tensor(1.0, device=on[1]) for bar in ("rho_bar", "c_bar", "pg_rho_bar")}
+    vtrace(**data, backend=on[0])
+    x = data[name]
+    other = ~x if x.dtype == torch.bool else 0.5 * x
+    result = vtrace(**data | {name: other}, backend=on[0])
+    wanted = vtrace(**data | {name: other}, backend="reference")
+    before = vtrace(**data, backend="reference")
+    torch.testing.assert_close(tuple(result), tuple(wanted))
+    assert not all(torch.equal(x, y) for x, y in zip(wanted, before, strict=True)), "data that cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("option", "good", "wrong"),
+    [
+        ("weight_advantages", True, 1),
+        ("weight_advantages", False, 0),
+        ("lam", 1.0, True),
+        ("gamma", 1.0, True),
+        ("rho_bar", 1.0, True),
+        ("c_bar", 1, True),
+        ("pg_rho_bar", 1.0, True),
+        ("time_dim", 1, True),
+    ],
+)
+def test_a_wrong_option_that_equals_a_right_one(on, option, good, wrong):
+    """1 == True to Python, and to a dict of the calls that were right before."""
+    data = inputs(on, T=5)
+    for _ in range(2):
+        vtrace(**{"gamma": 0.9} | data | {option: good}, backend=on[0])
+        with pytest.raises(VTraceError, match=f"^{option}: expected"):
+            vtrace(**{"gamma": 0.9} | data | {option: wrong}, backend=on[0])

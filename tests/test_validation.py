@@ -335,6 +335,16 @@ def test_rewards_that_fall_back(flags):
     assert all("fall back at once 24 times where no episode ends" in message for message in falls)
 
 
+@pytest.mark.parametrize("behind", [0.0, 3.0])
+def test_rewards_fall_back_into_padding(behind):
+    """Whatever the padding holds: a window's end is no missing boundary."""
+    data = good(boundaries=0.0)
+    t = torch.arange(30).expand(12, 30)
+    data["rewards"] = torch.where(t < 20, t + 5, behind).double()
+    data["mask"] = t < 20
+    assert validate(**data, gamma=0.97), str(validate(**data, gamma=0.97))
+
+
 def test_rewards_that_count_and_just_vary():
     data = good(boundaries=0.0)
     data["rewards"] = torch.randint(0, 200, (12, 30), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

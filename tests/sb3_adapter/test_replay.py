@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from worlds import A2C_, ALGORITHMS, PPO_, RECURRENT, collect, envs, move, parameters
 
 from vtrace_plugins import VTraceError
+from vtrace_plugins.sb3.minibatches import minibatches
 
 DICT = spaces.Dict({"position": spaces.Box(-1, 1, (3,)), "kind": spaces.MultiBinary(2)})
 
@@ -214,3 +215,52 @@ class TestVecNormalize:
 def test_wrong_options(options, message):
     with pytest.raises(VTraceError, match=message):
         PPO_.make(envs(), rollout_buffer_kwargs=options)
+
+
+def test_a_rollout_that_is_normalised_anew_gets_new_results_though_the_policy_has_not_moved():
+    env = VecNormalize(envs(limit=4))
+    model = PPO_.make(env, gae_lambda=0.9, rollout_buffer_kwargs={"replay": 1}, learning_rate=0.0)
+    buffer = collect(model)
+    list(buffer.get(16))
+    env.obs_rms.var *= 9.0  # as if other observations had come
+    env.ret_rms.var *= 25.0
+    _, callback = model._setup_learn(10**6, reset_num_timesteps=False)
+    model.collect_rollouts(model.env, callback, buffer, model.n_steps)
+    list(buffer.get(16))
+    (older,) = buffer.replayed
+    before = older.results["returns"].clone()
+    last, terminal = buffer._continuation(model.policy, older)
+    older.correct(*buffer._evaluate(model.policy, older), last, terminal, buffer._options())
+    torch.testing.assert_close(before, older.results["returns"])
+    assert older.rewards.max() < 5.0 / 3, "smaller under the larger variance"
+
+
+def test_a_step_that_was_not_recorded_has_the_hosts_reward_and_no_truncation():
+    """Not those of the last step that was."""
+    model = PPO_.make(envs(limit=4))
+    buffer = model.rollout_buffer
+    buffer.reset()
+    buffer.start()
+    step = (np.zeros((3, 3)), np.zeros((3, 1)))
+    rest = (np.zeros(3), torch.zeros(3), torch.zeros(3))
+    info = {"TimeLimit.truncated": True, "terminal_observation": np.ones(3, np.float32)}
+    buffer.record(np.full(3, 2.0), np.array([True, False, False]), [info, {}, {}])
+    buffer.add(*step, np.array([9.0, 2.0, 2.0]), *rest)
+    buffer.add(*step, np.full(3, 5.0), *rest)
+    np.testing.assert_array_equal(buffer.rewards[:2], [[2.0, 2.0, 2.0], [5.0, 5.0, 5.0]])
+    assert buffer.recorder.truncated.sum() == 1 and len(buffer.recorder.terminal) == 1
+    assert not buffer.recorder.complete
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 100, 16_384, 16_385, 20_000, 50_000, 60_000], ids=str)
+def test_every_row_once_in_batches_of_any_size(batch_size):
+    """Rows are gathered 16,384 at a time; a batch may be larger."""
+    rows = 50_000 if batch_size != 1 else 20_000
+    column = torch.arange(rows)
+    batches = list(minibatches(lambda *columns: columns, [{"x": column}, column], batch_size, False))
+    assert all(torch.equal(one["x"], other) for one, other in batches)
+    sizes = [len(x) for _, x in batches]
+    wanted = batch_size or rows
+    assert sizes[:-1] == [wanted] * (len(sizes) - 1) and 0 < sizes[-1] <= wanted
+    found = torch.cat([x for _, x in batches])
+    assert torch.equal(found.sort().values, column) and not torch.equal(found, column)

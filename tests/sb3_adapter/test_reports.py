@@ -131,15 +131,59 @@ class TestEdits2000:
             np.testing.assert_allclose(rollout.rewards, 6.0, rtol=1e-5)
 
     @pytest.mark.parametrize("order", [1, -1], ids=["before ours", "after ours"])
-    @pytest.mark.parametrize("nested", [False, True], ids=["", "in a list of its own"])
-    def test_in_either_order_of_callbacks(self, order, nested):
-        """At time limits, too: ours moves to the end."""
-        model = PPO_.make(envs(limit=4, reward=lambda t: 1.0), PPO_.stock, rollout_buffer_class=VTraceRolloutBuffer)
+    @pytest.mark.parametrize("given", ["a list", "a CallbackList", "one inside another"])
+    def test_in_either_order_of_callbacks(self, order, given):
+        """At time limits, too: ours moves to the end, and stays in a list that is used again."""
         callbacks = [Edits("step"), VTraceCallback()][::order]
-        for _ in range(2):
-            model.learn(48, callback=[CallbackList(callbacks)] if nested else callbacks)
+        if given != "a list":
+            callbacks = CallbackList(callbacks)
+        for i in range(4):
+            if i % 2 == 0:  # another model, with the same list
+                options = {"rollout_buffer_class": VTraceRolloutBuffer}
+                model = PPO_.make(envs(limit=4, reward=lambda t: 1.0), PPO_.stock, **options)
+            model.learn(48, callback=[callbacks] if given == "one inside another" else callbacks)
+            assert model.rollout_buffer.recorder.complete
             assert model.rollout_buffer.recorder.truncated.any()
             np.testing.assert_array_equal(model.rollout_buffer._rollout.rewards, 6.0)
+
+    @pytest.mark.parametrize("order", [1, -1], ids=["before ours", "after ours"])
+    def test_another_array_in_the_place_of_the_hosts(self, order):
+        """The host does not see it, so nothing is edited, at time limits neither."""
+
+        class Rebinds(Edits):
+            def _on_step(self):
+                self.locals["rewards"] = self.locals["rewards"] + 5
+                return True
+
+        model = PPO_.make(envs(limit=4, reward=lambda t: 1.0), PPO_.stock, rollout_buffer_class=VTraceRolloutBuffer)
+        model.learn(48, callback=[Rebinds("step"), VTraceCallback()][::order])
+        assert model.rollout_buffer.recorder.truncated.any()
+        np.testing.assert_array_equal(model.rollout_buffer._rollout.rewards, 1.0)
+
+    def test_a_normalised_reward_that_comes_to_be_what_was_edited(self):
+        """Whether a reward was edited is decided once, not by what today's statistics make of it."""
+        env = VecNormalize(envs(limit=4, reward=lambda t: 0.1 * t), clip_reward=0.5, training=False)
+        model = PPO_.make(env, rollout_buffer_kwargs={"replay": 1})
+        buffer = collect(model)
+        buffer.rewards[:, 1] = 0.5
+        list(buffer.get(16))
+        for variance in (1e-6, 1e6):  # all are clipped to 0.5, then none
+            env.ret_rms.var = np.float64(variance)
+            buffer._rollout.normalise(env)
+            np.testing.assert_array_equal(buffer._rollout.rewards[:, 1], 0.5)
+        assert (buffer._rollout.rewards[:, [0, 2]] < 0.1).all()
+
+    def test_statistics_that_a_callback_changes_edit_no_reward(self):
+        class Toggles(Edits):
+            def _on_step(self):
+                self.training_env.norm_reward = not self.training_env.norm_reward
+                return True
+
+        env = VecNormalize(envs(limit=4))
+        model = PPO_.make(env, rollout_buffer_kwargs={"replay": 1}).learn(96, callback=Toggles("step"))
+        assert all(
+            rollout.untouched.all() for rollout in (model.rollout_buffer._rollout, *model.rollout_buffer.replayed)
+        )
 
     def test_a_time_limit_that_a_callback_denies(self):
         model = PPO_.make(envs(limit=4)).learn(48, callback=Edits("infos"))
@@ -311,7 +355,11 @@ class AfterTheReset(VecEnvWrapper):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
-@pytest.mark.parametrize("space", [BOX, spaces.Dict(x=BOX, n=spaces.Discrete(50))], ids=["Box", "Dict"])
+@pytest.mark.parametrize(
+    "space",
+    [BOX, spaces.Dict(x=BOX, n=spaces.Discrete(50)), spaces.Dict(x=BOX, goal=spaces.Box(2, 2, (2,)))],
+    ids=["Box", "Dict", "Dict with a constant"],
+)
 def test_a_terminal_observation_that_is_the_resets(algorithm, space):
     model = algorithm.make(AfterTheReset(envs(limit=4, observation_space=space)))
     with pytest.warns(UserWarning, match="terminal_observation.*is the observation after the reset") as caught:
@@ -323,10 +371,13 @@ def test_a_terminal_observation_that_is_the_resets(algorithm, space):
             collect(algorithm.make(env))
 
 
-def test_a_world_that_looks_the_same_everywhere_has_no_wrong_terminal_observation():
+@pytest.mark.parametrize(
+    "space", [spaces.Box(1, 1, (3,)), spaces.Discrete(1), spaces.Discrete(2)], ids=["a constant", "one state", "two"]
+)
+def test_small_worlds_come_back_to_their_start(space):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        collect(PPO_.make(envs(limit=4, observation_space=spaces.Box(1, 1, (3,)))))
+        collect(PPO_.make(envs(limit=4, observation_space=space)), 5)
 
 
 def test_advantages_edited_in_place_count_until_a_refresh():

@@ -7,6 +7,7 @@ import warnings
 import oracle
 import pytest
 import torch
+from helpers import assert_close
 from rollouts import ACTORS, critic, moved, rollout
 from tensordict import TensorDict
 from torchrl.objectives import A2CLoss, ClipPPOLoss, PPOLoss, ReinforceLoss
@@ -537,3 +538,60 @@ def test_gradients_agree_with_stock():
         result = vt(given)
         grads.append(torch.autograd.grad(result["value_target"].sum() + result["advantage"].square().sum(), reward)[0])
     torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "by upstream's call"])
+def test_gradients_reach_the_observation_and_not_the_next_one(plain):
+    """The value that follows is a target: it is detached, as upstream's is."""
+    actor, value = ACTORS["Normal"](), critic()
+    collected, found = rollout(ACTORS["Normal"](), 3, 8), {}
+    for cls in (TritonVTrace, VTrace):
+        data = collected.clone()
+        for where in (data, data["next"]):
+            where["observation"] = where["observation"].clone().requires_grad_()
+        more = {"log_prob_of": "upstream"} if cls is TritonVTrace else {}
+        chunks = {} if plain else {"value_chunk_size": 2}
+        estimator = cls(gamma=0.97, actor_network=actor, value_network=value, differentiable=True, **more, **chunks)
+        leaves = [data["observation"], data["next", "observation"]]
+        loss = estimator(data.clone())["value_target"].square().sum()
+        found[cls] = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    assert found[TritonVTrace][0].abs().max() > 0 and (found[TritonVTrace][1] == 0).all()
+    for x, y in zip(found[TritonVTrace], found[VTrace], strict=True):
+        torch.testing.assert_close(x, y)
+
+
+EIGHT = [(done, terminated, truncated) for done in (0, 1) for terminated in (0, 1) for truncated in (0, 1)]
+GIVEN = [("done",), ("done", "terminated"), ("done", "truncated"), ("done", "terminated", "truncated")]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids="-".join)
+def test_every_combination_of_the_flags(given):
+    """A step with each, in the middle of a window: where it is a boundary, and of which kind, by the oracle."""
+    actor = moved(ACTORS["Categorical"]())
+    data = rollout(ACTORS["Categorical"](), len(EIGHT), 7, boundaries=0.0)
+    flags = {name: torch.zeros(len(EIGHT), 7, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
+    for row, combination in enumerate(EIGHT):
+        for name, flag in zip(flags, combination, strict=True):
+            flags[name][row, 3] = bool(flag)
+    data["next"] = data["next"].exclude("done", "terminated", "truncated")
+    for name in given:
+        data["next", name] = flags[name]
+    done, terminated, truncated = (flags[name].squeeze(-1).numpy() for name in ("done", "terminated", "truncated"))
+    if "terminated" not in given:  # what is done and not truncated has terminated
+        terminated = done & ~truncated if "truncated" in given else done
+    ends = done | (truncated if "truncated" in given else False) | terminated
+    vt = TritonVTrace(gamma=0.97, actor_network=actor, value_network=critic(), weight_advantages=True)
+    result = vt(data.clone())
+    array = lambda key: result[key].squeeze(-1).double().numpy()  # noqa: E731
+    targets, advantages = oracle.loop(
+        vt._log_pi(data, torch.device("cpu")).double().detach().numpy(),
+        data["action_log_prob"].double().numpy(),
+        array("state_value"),
+        array(("next", "reward")),
+        terminated,
+        ends & ~terminated,
+        next_values=array(("next", "state_value")),
+        gamma=0.97,
+    )
+    assert_close(result["value_target"].squeeze(-1), targets, tolerance=1e-5)
+    assert_close(result["advantage"].squeeze(-1), advantages, tolerance=1e-5)

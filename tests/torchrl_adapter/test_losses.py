@@ -171,6 +171,9 @@ def test_a_value_head_is_the_losss_critic(cls, functional):
 
     with pytest.raises(VTraceError, match=r"\('next', 'hidden'\): expected .*value_network=...get_value_operator\(\)"):
         TritonVTrace.for_loss(loss, gamma=0.9)(actor(data.clone()))
+    loss.make_value_estimator(TritonVTrace.for_loss(loss, gamma=0.9))
+    with pytest.raises(VTraceError, match=r"\('next', 'hidden'\): expected .*value_network=...get_value_operator\(\)"):
+        loss(data.clone())
     other = TensorDict.from_module(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))).detach()
     with pytest.raises(VTraceError, match=r"params: expected those of the value network, or of a part of it"):
         TritonVTrace.for_loss(loss, gamma=0.9, value_network=whole)(data.clone(), params=other)
@@ -186,6 +189,14 @@ def test_a_loss_that_has_no_use_for_an_advantage(kind):
         loss = TD3Loss(actor, state_action, bounds=(-1, 1))
     with pytest.raises(VTraceError, match=f"loss_module: expected a loss that takes an advantage .*, got {kind}Loss"):
         TritonVTrace.for_loss(loss, gamma=0.97, actor_network=actor, value_network=critic())
+
+
+def test_a_loss_of_the_family_with_a_list_of_its_own():
+    class Mine(ClipPPOLoss):
+        SUPPORTED_VALUE_ESTIMATORS = (ValueEstimators.GAE,)
+
+    loss = Mine(ACTORS["Normal"](), critic())
+    assert TritonVTrace.for_loss(loss, gamma=0.97).weight_advantages is False
 
 
 def test_a_loss_of_ones_own_says_nothing_of_its_estimators():

@@ -318,3 +318,26 @@ def test_a_module_with_other_outputs_goes_tensordicts_way(outputs):
     else:
         found, _ = root_and_next_values(network, data, "state_value", 1)
         torch.testing.assert_close(found, data["observation"].sum(-1, keepdim=True))
+
+
+class AlongTime(nn.Module):
+    """A critic whose value depends on the steps before, along a dimension of its own."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x):
+        return x.sum(-1, keepdim=True).cumsum(self.dim)
+
+
+@pytest.mark.parametrize(
+    ("shape", "time_dim"), [((5, 3), 0), ((3, 5), 1), ((5, 3, 2), 0), ((3, 5, 2), 1), ((2, 3, 5), 2)]
+)
+def test_states_and_next_states_lie_side_by_side_along_a_batch_dimension(shape, time_dim):
+    """Joined along time, the next states would continue the states."""
+    data = rollout(ACTORS["Categorical"](), *shape)
+    network = ValueOperator(AlongTime(time_dim), in_keys=["observation"])
+    found = root_and_next_values(network, data, "state_value", time_dim)
+    for x, observation in zip(found, (data["observation"], data["next", "observation"]), strict=True):
+        torch.testing.assert_close(x, network.module(observation))

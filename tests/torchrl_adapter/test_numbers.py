@@ -90,6 +90,12 @@ def test_tensors_stay_what_they_are():
     assert estimator.rho_thresh.dtype == torch.float64 and estimator.rho_thresh.item() == 1.1
 
 
+def test_a_parameter_becomes_a_buffer():
+    estimator = make(gamma=nn.Parameter(torch.tensor(0.99)))
+    assert "gamma" in dict(estimator.named_buffers()) and "gamma" not in dict(estimator.named_parameters())
+    assert estimator(rollout(ACTORS["Categorical"](), 2, 5))["advantage"].isfinite().all()
+
+
 def test_the_horizon_of_a_bfloat16_pipeline():
     """Ratios of 1, reward 1 at each of 2000 steps, V = 0: the first target is 100, which bfloat16 holds."""
     actor, value = ACTORS["Categorical"](), critic()

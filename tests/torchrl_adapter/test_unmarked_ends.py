@@ -80,6 +80,20 @@ def test_steps_in_random_order():
         estimator(actor)(data[:, torch.randperm(20)])
 
 
+def test_memory_mapped_steps_in_random_order(tmp_path):
+    actor, data = marked()
+    with pytest.raises(VTraceError, match="traj_ids"):
+        estimator(actor)(data[:, torch.randperm(20)].memmap(tmp_path))
+
+
+def test_under_a_transform_nothing_is_read():
+    """There is no data to look at; the results are those of the whole batch."""
+    actor, data = marked(rows=3)
+    advantage = estimator(actor)
+    wanted = advantage(data.clone())["advantage"]
+    torch.testing.assert_close(torch.vmap(lambda td: advantage(td)["advantage"])(data.clone()), wanted)
+
+
 def test_nothing_is_written_and_other_findings_keep_their_entries():
     actor, data = marked()
     data["next", "reward"][0, 3] = torch.nan

@@ -100,17 +100,22 @@ def signature(x: Inputs) -> tuple[Hashable, ...] | None:
     return tuple(parts)
 
 
-def known_launch(x: Inputs) -> tuple[tuple[Hashable, ...] | None, Launch | None]:
-    """x's signature, and the launch that a call like this one prepared; (None, None) where torch must see the call:
-    a transform, a compiler, a mode or a subclass of Tensor is at work."""
-    if (
+def torch_must_see() -> bool:
+    """Whether a transform, a compiler, a tracer or a mode is at work, which has to see each operation."""
+    return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
-    ):
+    )
+
+
+def known_launch(x: Inputs) -> tuple[tuple[Hashable, ...] | None, Launch | None]:
+    """x's signature, and the launch that a call like this one prepared; (None, None) where torch must see the call:
+    a transform, a compiler, a mode or a subclass of Tensor is at work."""
+    if torch_must_see():
         return None, None
     known = signature(x)
     return known, _launches.get(known)

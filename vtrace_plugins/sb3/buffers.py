@@ -30,6 +30,8 @@ from vtrace_plugins.sb3.on_policy import gae
 from vtrace_plugins.sb3.recorder import Recorder
 from vtrace_plugins.sb3.rollout import End, Rollout, pooled
 
+_TELLING = 16  # entries of an integer observation from which two that are equal are the same
+
 _Host: Any = RolloutBuffer if TYPE_CHECKING else object  # the mixin stands over one of several
 
 
@@ -101,6 +103,7 @@ class VTraceMixin(_Host):
         self._seen: list[Tensor] = []  # the policy, when it was last looked at
         self._algorithm: weakref.ref[Any] | None = None
         self._warned: set[str] = set()
+        self._resets_for_ends: float = 0.0  # time limits whose terminal observation is the one after the reset
         self._check_observations(kwargs.get("observation_space", args[1] if len(args) > 1 else None))
         super().__init__(*args, **kwargs)
         for name in ("gamma", "gae_lambda"):
@@ -150,12 +153,15 @@ class VTraceMixin(_Host):
         if algorithm is not None:
             self.recorder.start(self._normaliser(), algorithm._last_obs)
 
-    def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
-        """Keep raw rewards and terminal observations apart, before the host folds a value into the reward.
+    def record(
+        self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], given: np.ndarray | None = None
+    ) -> None:
+        """Keep rewards and terminal observations apart, before the host folds a value into the reward.
 
-        All three are what the VecEnv's step returned, one entry for each environment.
+        All are what the VecEnv's step returned, one entry for each environment; ``rewards`` as other callbacks left
+        them, ``given`` as they were before (by default the same).
         """
-        self.recorder.record(rewards, dones, infos)
+        self.recorder.record(rewards, dones, infos, rewards if given is None else given)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         """One step of all environments, as the host takes it."""
@@ -191,13 +197,17 @@ class VTraceMixin(_Host):
         self._end = end
         rewards = self._folded
         if self._is_edited():
-            bootstraps = np.where(self.recorder.truncated, self._folded - self.recorder.rewards, 0)
-            rewards = np.where(same(self.rewards, self.recorder.rewards), rewards, self.rewards + bootstraps)
+            rewards = np.where(same(self.rewards, self.recorder.rewards), rewards, self.rewards + self._bootstraps())
         self._compute(end, rewards)
 
     def _is_edited(self) -> bool:
         """Whether a callback wrote into ``rewards`` after the steps were added."""
         return not same(self.rewards, self.recorder.rewards).all()
+
+    def _bootstraps(self) -> np.ndarray:
+        """What the host added for time limits, as the difference that it made, ``[T, N]``."""
+        with np.errstate(invalid="ignore"):
+            return np.where(self.recorder.truncated, self._folded - self.recorder.rewards, np.float32(0))
 
     def _compute(self, end: End, folded: np.ndarray) -> None:
         """``folded``: rewards as the host has them, time-limit bootstraps inside, ``[T, N]``."""
@@ -218,24 +228,33 @@ class VTraceMixin(_Host):
         self.returns, self.advantages = (x.numpy() for x in results)
 
     def _look_at_terminal_observations(self, end: End) -> None:
-        """Whether each is the observation after the reset: some GPU simulators hand that out as the last one."""
+        """Whether each is the observation after the reset: some GPU simulators hand that out as the last one.
+
+        Small discrete worlds come back to their start; so those are not looked at, and one time limit is not enough.
+        """
         t, env = np.nonzero(self.recorder.truncated)
         if not len(t):
             return
         at_end = t == self.buffer_size - 1
 
-        def is_the_next(stored: np.ndarray, last: np.ndarray, terminal: np.ndarray) -> bool:
-            rows = lambda x: np.reshape(x, (len(t), -1)).astype(stored.dtype)  # noqa: E731
-            now, after, terminal = (
-                rows(stored[t, env]),
-                rows(stored[np.minimum(t + 1, len(stored) - 1), env]),
-                rows(terminal),
-            )
-            after[at_end] = rows(last[env])[at_end]
-            return bool((terminal == after).all() and not (terminal == now).all())  # unless all look the same
+        def rows(x: np.ndarray) -> np.ndarray:
+            return np.reshape(x, (len(t), -1))
 
-        found = each(is_the_next, self.observations, end.observations, join(np.stack, self.recorder.terminal))
-        if all(found.values()) if isinstance(found, dict) else found:
+        def compared(stored: np.ndarray, last: np.ndarray, terminal: np.ndarray) -> tuple[bool, bool] | None:
+            """Whether all are the ones after the reset, and those of the step before."""
+            now, after = rows(stored[t, env]), rows(stored[np.minimum(t + 1, len(stored) - 1), env])
+            if now.dtype.kind != "f" and now.shape[1] < _TELLING:
+                return None
+            after[at_end] = rows(last[env])[at_end]
+            terminal = rows(terminal).astype(now.dtype)
+            return bool((terminal == after).all()), bool((terminal == now).all())
+
+        found = each(compared, self.observations, end.observations, join(np.stack, self.recorder.terminal))
+        pairs = [pair for pair in (found.values() if isinstance(found, dict) else [found]) if pair is not None]
+        if not pairs or all(now for _, now in pairs):  # a world that looks the same everywhere
+            return
+        self._resets_for_ends += len(t) if all(after for after, _ in pairs) else -math.inf
+        if self._resets_for_ends > 1:
             self._warn_once(
                 "at every time limit, info['terminal_observation'] is the observation after the reset, to the bit, so "
                 "V of it is the value of the next episode's start: the environment should keep the last observation"
@@ -324,7 +343,9 @@ class VTraceMixin(_Host):
             rows[name] = rows[name].flatten()
         results = {name: rows.pop(name) for name in ("advantages", "returns")}
         shape = (self.n_envs, self.buffer_size)
-        rollout = Rollout(shape, rows, self.rewards.copy(), ends, self.recorder, end, self._seen, results)
+        rewards = np.array(self.rewards, dtype=np.float32)
+        untouched = same(rewards, self.recorder.given)
+        rollout = Rollout(shape, rows, rewards, untouched, ends, self.recorder, end, self._seen, results)
         if edited:
             self._compute_edited(rollout)
         return rollout
@@ -338,7 +359,7 @@ class VTraceMixin(_Host):
         if algorithm is not None and rollout.end.observations is not None:
             _, terminal_values = self._continuation(algorithm.policy, rollout)
         else:
-            bootstraps = (self._folded - self.recorder.rewards)[self.recorder.truncated]
+            bootstraps = self._bootstraps()[self.recorder.truncated]
             terminal_values = torch.as_tensor(bootstraps / self.gamma if self.gamma else bootstraps, device=self.device)
         last_value = torch.as_tensor(rollout.end.values, device=self.device)
         values, log_mu = rollout.rows["values"], rollout.rows["log_probs"]

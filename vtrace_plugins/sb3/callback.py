@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from inspect import signature
+from typing import Any
 
+import numpy as np
 from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -57,10 +59,19 @@ class VTraceCallback(BaseCallback):
         return buffer
 
     def _on_training_start(self) -> None:
+        """To the end of the outermost list, which is walked as it was. In a list inside, it stays besides: that one may
+        be the user's, and be used again."""
         everything = self.locals["callback"]
         if isinstance(everything, CallbackList):
-            _leave(everything, self)
-            everything.callbacks = [*everything.callbacks, self]
+            everything.callbacks = [*(callback for callback in everything.callbacks if callback is not self), self]
+
+    def update_locals(self, locals_: dict[str, Any]) -> None:
+        """The host's own array of the step's rewards, before any callback sees it: one may edit it, or put another in
+        its place, which the host does not see."""
+        super().update_locals(locals_)
+        if "rewards" in locals_:
+            self._rewards = locals_["rewards"]
+            self._given = np.array(self._rewards, dtype=np.float32)
 
     def _on_rollout_start(self) -> None:
         self._bind().start()  # again: the buffer may have been replaced
@@ -68,13 +79,5 @@ class VTraceCallback(BaseCallback):
     def _on_step(self) -> bool:
         # Before the host folds gamma * V(terminal_observation) into rewards, and before it adds the step.
         buffer: VTraceMixin = self.model.rollout_buffer  # type: ignore[attr-defined]
-        buffer.record(*(self.locals[name] for name in ("rewards", "dones", "infos")))
+        buffer.record(self._rewards, self.locals["dones"], self.locals["infos"], self._given)
         return True
-
-
-def _leave(callbacks: CallbackList, one: BaseCallback) -> None:
-    """Take the callback out of the list, and out of lists inside. Each gets a new list: the old one is being walked."""
-    callbacks.callbacks = [callback for callback in callbacks.callbacks if callback is not one]
-    for callback in callbacks.callbacks:
-        if isinstance(callback, CallbackList):
-            _leave(callback, one)

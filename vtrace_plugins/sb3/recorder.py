@@ -16,6 +16,7 @@ class _Step(NamedTuple):
     rewards: np.ndarray
     dones: np.ndarray
     infos: list[dict[str, Any]]
+    given: np.ndarray
 
 
 class Recorder:
@@ -28,11 +29,11 @@ class Recorder:
 
     def __init__(self, steps: int, n_envs: int) -> None:
         self.rewards = np.zeros((steps, n_envs), dtype=np.float32)
+        self.given = np.zeros((steps, n_envs), dtype=np.float32)  # as the environment gave them
         self.truncated = np.zeros((steps, n_envs), dtype=bool)
         self.terminal: list[Any] = []
         self.raw_observations: list[Any] = []  # of s_0 to s_T
         self.raw_rewards: list[np.ndarray] = []
-        self.normalised_rewards: list[np.ndarray] = []  # what the normaliser made of them at the time
         self.raw_terminal: list[Any] = []
         self._recorded = np.zeros(steps, dtype=bool)
         self._source: int | None = None  # which normaliser
@@ -58,9 +59,9 @@ class Recorder:
             raw = normaliser.unnormalize_obs(observations)
         self.raw_observations.append(each(np.copy, raw))
 
-    def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+    def record(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], given: np.ndarray) -> None:
         """From a callback, before the host folds V(terminal observation) into rewards."""
-        self._pending = _Step(np.array(rewards, dtype=np.float32), dones, infos)
+        self._pending = _Step(np.array(rewards, dtype=np.float32), dones, infos, np.array(given, dtype=np.float32))
 
     def added(self, step: int, rewards: np.ndarray, normaliser: VecNormalize | None) -> None:
         """The step as the host stores it, bootstraps inside."""
@@ -77,10 +78,10 @@ class Recorder:
                 if normaliser is not None:
                     self.raw_terminal.append(each(np.array, normaliser.unnormalize_obs(observation)))
         self.rewards[step, self.truncated[step]] = seen.rewards[self.truncated[step]]
+        self.given[step] = seen.given
         if self._source is not None and id(normaliser) != self._source:  # another environment, in the middle
             self.raw_observations, self._source = [], None
         if normaliser is not None and self._source is not None:
             self.raw_observations.append(each(np.copy, normaliser.get_original_obs()))
             self.raw_rewards.append(normaliser.get_original_reward())
-            self.normalised_rewards.append(normaliser.normalize_reward(self.raw_rewards[-1]))
         self._recorded[step] = True

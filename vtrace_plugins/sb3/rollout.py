@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from vtrace_plugins._core.api import vtrace
-from vtrace_plugins.sb3.observations import each, join, same
+from vtrace_plugins.sb3.observations import each, join
 from vtrace_plugins.sb3.recorder import Recorder
 
 
@@ -41,6 +41,8 @@ class Rollout:
     """observations (a tensor or a dict of them), actions, values and log_probs of collection, and the host's extras."""
     rewards: np.ndarray
     """``[T, N]``: as callbacks left them; with the host's time-limit bootstraps at steps that were not recorded."""
+    untouched: np.ndarray
+    """``[T, N]``: where rewards are the environment's own, which no callback edited."""
     ends: np.ndarray
     """``[T, N]``: where an episode ended, either way."""
     recorder: Recorder
@@ -94,10 +96,8 @@ class Rollout:
         self.rows["observations"] = each(as_rows, join(np.stack, observations), self.rows["observations"])
         self.end = self.end._replace(observations=last)
         self.recorder.terminal = [normaliser.normalize_obs(x) for x in self.recorder.raw_terminal]
-        before = np.stack(self.recorder.normalised_rewards)
-        self.recorder.normalised_rewards = [normaliser.normalize_reward(x) for x in self.recorder.raw_rewards]
-        now = np.stack(self.recorder.normalised_rewards).astype(np.float32)
-        self.rewards = np.where(same(self.rewards, before.astype(np.float32)), now, self.rewards)
+        now = np.stack([normaliser.normalize_reward(x) for x in self.recorder.raw_rewards])
+        self.rewards = np.where(self.untouched, now, self.rewards).astype(np.float32)
         self.evaluated = None
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import MemoryMappedTensor, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, dispatch
 from tensordict.utils import NestedKey, unravel_key
 from torch import Tensor
-from torchrl.objectives import PPOLoss
+from torchrl.objectives import A2CLoss, PPOLoss, ReinforceLoss
 from torchrl.objectives.utils import ValueEstimators
 from torchrl.objectives.value import VTrace
 from torchrl.objectives.value.advantages import (
@@ -33,10 +33,11 @@ from vtrace_plugins._core.checks import (
     check_time_dim,
     named_as,
 )
+from vtrace_plugins._core.ops import torch_must_see
 from vtrace_plugins.torchrl.boundaries import both, padding_mask, split_done, unmarked_ends
 from vtrace_plugins.torchrl.entries import entry, match
 from vtrace_plugins.torchrl.log_probs import action_keys, collected_log_prob, recorded_log_prob, upstreams_log_prob
-from vtrace_plugins.torchrl.networks import held_out, root_and_next_values, unvalidated
+from vtrace_plugins.torchrl.networks import check_after, held_out, root_and_next_values, unvalidated
 from vtrace_plugins.validation import Finding, Report, validate
 
 _DEPRECATED = {"advantage_key", "value_key", "value_target_key"}  # upstream's, which says itself that set_keys is it
@@ -76,12 +77,17 @@ def _unmarked(count: int) -> str:
 
 
 def _may_be_read(x: Tensor) -> bool:
-    """Whether x has data to look at: not under a compiler, nor as a fake tensor."""
-    return type(x) is Tensor and not torch.compiler.is_compiling()
+    """Whether x has data to look at without waiting: on the CPU, and not under a compiler, a tracer or a transform."""
+    return x.device.type == "cpu" and type(x) in (Tensor, MemoryMappedTensor) and not torch_must_see()
 
 
 def _takes_advantages(loss_module: Any) -> bool:
-    """False for a loss that lists its value estimators, or its keys, without V-trace or an advantage among them."""
+    """False for one of TorchRL's losses that lists its value estimators, or its keys, without V-trace or an advantage
+    among them. Another's loss says less of itself."""
+    if isinstance(loss_module, (A2CLoss, PPOLoss, ReinforceLoss)) or not type(loss_module).__module__.startswith(
+        "torchrl."
+    ):
+        return True
     estimators = getattr(loss_module, "SUPPORTED_VALUE_ESTIMATORS", ())
     if estimators and ValueEstimators.VTrace not in estimators:
         return False
@@ -181,6 +187,7 @@ class TritonVTrace(VTrace):
         for name, number in zip(_NUMBERS, (gamma, rho_thresh, c_thresh, pg_rho_thresh), strict=True):
             if number is not None:  # upstream's are in the default dtype
                 x = number if isinstance(number, Tensor) else torch.tensor(float(number), dtype=torch.float64)
+                x = x.detach() if isinstance(x, torch.nn.Parameter) else x  # a buffer, not one more parameter
                 setattr(self, name, _moved(x, self._device or x.device))
         self._action_keys = action_keys(actor_network)
         self.lmbda = lmbda
@@ -370,7 +377,7 @@ class TritonVTrace(VTrace):
         keys, batch_dims = self.tensor_keys, tensordict.batch_dims
         done = entry(tensordict, ("next", keys.done), "whether the episode ended")
         flags = split_done(done, *(self._flag(tensordict, key, done) for key in (keys.terminated, self.truncated_key)))
-        if must_be_marked and done.device.type == "cpu" and _may_be_read(done):
+        if must_be_marked and _may_be_read(done):
             for key, count in unmarked_ends(tensordict, flags[0] | flags[1], keys.done, time_dim):
                 raise VTraceError(str(key), f"one episode wherever {('next', keys.done)!s} says so", _unmarked(count))
         value, next_value, valid = self._values(tensordict, flags, params, target_params, time_dim)
@@ -433,6 +440,7 @@ class TritonVTrace(VTrace):
         if not self._critic_writes(keys.value):
             wanted = "an entry that the value network writes (set_keys(value=...), on the loss or the estimator)"
             raise VTraceError(str(keys.value), wanted, f"a network that writes {self.value_network.out_keys}")
+        check_after(self.value_network, tensordict, keys.value)
         if params is not None and self._are_of_a_part(params):
             params = target_params = None  # the network has them, and more
         plain = params is None and not self.shifted and self.value_chunk_size is None and self.num_chunks is None

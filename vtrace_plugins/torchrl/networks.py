@@ -90,6 +90,18 @@ def _assembled(entries: dict[NestedKey, Tensor], shape: list[int], like: TensorD
     return found
 
 
+def check_after(network: Any, tensordict: TensorDictBase, key: NestedKey) -> None:
+    """That every input of the value network that is there is there after the step, too."""
+    after = tensordict.get("next")
+    for name in network.in_keys:
+        if name not in ("is_init", key) and tensordict.get(name, None) is not None and after.get(name, None) is None:
+            wanted = (
+                "an input of the value network after the step too (if an actor's module writes it, give the estimator "
+                "the whole operator: value_network=...get_value_operator(); compact_obs=True leaves observations out)"
+            )
+            raise VTraceError(str(("next", name)), wanted, "nothing")
+
+
 def _without_nan(then: Any, now: Any) -> Any:
     """An observation (a tensor, or a tensordict of them), with what stood there before the step where it is NaN."""
     if is_tensor_collection(then):
@@ -112,16 +124,10 @@ def root_and_next_values(
     second: dict[NestedKey, Tensor] = {}
     for name in (*network.in_keys, *((key,) if skip_existing() else ())):
         now, then = tensordict.get(name, None), after.get(name, None)
-        if now is None or (then is None and name == key):
+        if now is None or (then is None and name != "is_init"):
             continue  # the network says what it misses
         if name == "is_init":  # else a recurrent net would run on from the step before an episode's first
             then = now if then is None else then | now
-        elif then is None:
-            wanted = (
-                "an input of the value network after the step too (if an actor's module writes it, give the estimator "
-                "the whole operator: value_network=...get_value_operator())"
-            )
-            raise VTraceError(str(("next", name)), wanted, "nothing")
         elif now.shape != then.shape:
             wanted = f"shape {list(now.shape)} (that of {name!r})"
             raise VTraceError(str(("next", name)), wanted, f"shape {list(then.shape)}")
