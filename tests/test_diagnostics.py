@@ -78,6 +78,15 @@ def test_the_effective_sample_size_of_any_weights(kind, by_lag):
         torch.testing.assert_close(found[k], alone)
 
 
+@pytest.mark.slow
+def test_more_steps_than_float32_can_count():
+    n = 2**24 + 2**22
+    log_ratio = torch.full((1, n), 0.1)
+    found = importance(log_ratio, torch.zeros(1, 1).expand(1, n), lag=torch.zeros(1, 1, dtype=torch.long), lags=1)
+    assert found.ratio.item() == pytest.approx(np.exp(0.1), rel=1e-5)
+    assert found.rho_clipped == 1 and found.ess == 1
+
+
 def test_padding_has_no_weight():
     log_ratio = torch.tensor([[0.0, 0.0, 90.0, torch.inf]])
     mask = torch.tensor([[1, 1, 0, 0]])

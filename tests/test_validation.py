@@ -255,6 +255,50 @@ class TestRightData:
         report = validate(**data, terminated=terminated, truncated=truncated, gamma=0.99)
         assert report and {found.severity for found in report.findings} == {"note"}
 
+    def test_a_table_of_values_that_are_nearly_all_zero(self):
+        """Before training has reached them; bootstraps are filled where they are used alone."""
+        data, _ = episodes(16, 60)
+        last = data["terminated"]
+        data["values"] = torch.where(last, 0.5, 0.0).double()  # only the state before the end has been learned
+        assert validate(**data, last_value=torch.zeros(16))
+        assert validate(**data, bootstrap_values=torch.zeros(16, 60))
+        assert validate(**data, next_values=torch.cat([data["values"][:, 1:], torch.zeros(16, 1)], 1))
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+    @pytest.mark.parametrize("scale", [1.0, 20.0])
+    def test_next_values_of_a_target_network(self, dtype, scale):
+        """They differ from the values at every step; in half precision they are numbers of the data all the same."""
+        data, after = episodes()
+        data = {name: x.to(dtype) if name in ("log_pi", "log_mu", "rewards") else x for name, x in data.items()}
+        lagging = (scale * (after + 0.1 * torch.randn(16, 60, generator=torch.Generator().manual_seed(0)))).to(dtype)
+        data["values"] = (scale * data["values"]).to(dtype)
+        assert validate(**data, next_values=lagging), str(validate(**data, next_values=lagging))
+        zeros = torch.zeros_like(lagging)  # its last layer is still 0
+        assert validate(**data | {"values": data["values"].round()}, next_values=zeros)
+
+    @pytest.mark.parametrize(("n", "T"), [(3, 6), (5, 8), (10, 16), (3, 40)])
+    def test_steps_of_several_in_windows_of_one_stream(self, n, T):
+        """n-step data whose windows follow one another: a value n steps later stands in the next row."""
+        stream = torch.randn(8 * T + n, dtype=torch.float64)
+        data, _ = episodes(8, T)
+        data |= {"values": stream[:-n].view(8, T), "next_values": stream[n:].view(8, T)}
+        data["terminated"] = torch.zeros(8, T)
+        assert validate(**data), str(validate(**data))
+
+    def test_a_central_critic_has_one_value_for_all_agents(self):
+        data, _ = episodes(1, 60)
+        noise = torch.randn(1, 60, 1).expand(1, 60, 8)
+        shaped = {name: x[..., None].expand(1, 60, 8) for name, x in data.items() if name != "gamma"}
+        shaped |= {"values": noise, "last_value": noise[:, -1]}
+        assert validate(**shaped, gamma=0.97, time_dim=1)
+
+    def test_two_batches_of_an_environment_that_goes_on(self):
+        """The collector cut both where the batch was full: what follows the first is the second's first state."""
+        data, _ = episodes(16, 60)
+        cut = (torch.arange(60) == 29).expand(16, 60)
+        data |= {"terminated": torch.zeros(16, 60), "truncated": cut, "next_values": data["values"].roll(-1, 1)}
+        assert validate(**data), str(validate(**data))
+
     @pytest.mark.parametrize("length", [2, 8])
     def test_slices_in_one_row(self, length):
         """As ``SliceSampler`` returns them: every slice's end is truncated, one that ended itself has both flags."""

@@ -161,8 +161,9 @@ def importance(
         if bins is None or lags is None:
             sums = table.sum(1)
         else:
-            sums = table.new_zeros(len(columns), lags).index_add_(1, bins, table)
+            # In sequence, float32 would stop counting at 2^24.
+            precise = table if table.device.type == "mps" else table.double()
+            sums = precise.new_zeros(len(columns), lags).index_add_(1, bins, precise)
         count, ratio, weights, squares, rho, c_, kl, length = sums
-        return Importance(
-            ratio / count, rho / count, c_ / count, weights.square() / (count * squares), kl / count, length / count
-        )
+        means = ratio / count, rho / count, c_ / count, weights.square() / (count * squares), kl / count, length / count
+        return Importance(*(x.to(dtype) for x in means))

@@ -62,12 +62,11 @@ def validate(
     any floating argument         error      NaN or inf where it is read
     gamma and the three clips     error      tensors out of range, which the call itself does not read
     log_pi                        note       -inf: the policy now gives a recorded action no probability
-    log_pi, log_mu                warning    none is negative and all are at most 1 (probabilities?); far apart (other
-                                             actions?)
+    log_pi, log_mu                warning    all lie between 0 and 1 (probabilities?); far apart (other actions?)
     terminated, truncated         error      set one step late, by ``next_values``: as ``dones[t]`` that means "done
                                              before step t" (CleanRL, SB3's ``episode_starts``)
-    terminated, truncated         warning    set one step late, by what rewards or values say; set at most steps, not at
-                                             all of them (inverted?); only ever at step 0 of the window
+    terminated, truncated         warning    set one step late, where rewards or values show it (often they do not);
+                                             set at most steps (inverted?); only ever at step 0 of the window
     truncated                     note       set beside terminated: the step counts as terminated
     mask                          warning    a hole: real steps after padding, where the step before the padding ended
                                              no episode
@@ -77,8 +76,8 @@ def validate(
                                              in time, or another time dimension)
     next_values                   warning    behind truncated steps, equal to the next value (V of the state after the
                                              reset?)
-    bootstrap_values              warning    0 where it counts and filled where it is ignored (one step off?)
-    bootstrap_values              note       filled where it is ignored
+    bootstrap_values              warning    0 at the steps where it is used, and nonzero beside them (one step off?)
+    bootstrap_values              note       nonzero where it is ignored
     time_dim                      warning    values jump to and fro along time and change little along another dimension
                                              (axes swapped?)
     ============================  =========  ===========================================================================

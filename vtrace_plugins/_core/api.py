@@ -115,7 +115,7 @@ def vtrace(
 
     Raises:
         VTraceError: (a ValueError) for a wrong shape, dtype, device, range or combination of arguments, and (a
-            TypeError, too) for an option that there is not: its message lists those that there are.
+            TypeError, too) for an unknown option; the message lists the valid ones.
 
     Example:
         >>> import torch
