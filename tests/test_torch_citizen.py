@@ -66,17 +66,16 @@ COMPILED = {
         pytest.param("importance, one clip", None, marks=pytest.mark.slow),
     ],
 )
-def test_numbers_that_change_from_call_to_call(what, backend):
-    """Inductor (not aot_eager) kept a changing clip at its second value, silently: pytorch#194976."""
-    from torch._inductor import config
-
+def test_numbers_that_change_from_call_to_call(what, backend, monkeypatch, tmp_path):
+    """Inductor (not aot_eager) kept a changing clip at its second value, silently: pytorch#194976. With its caches, in
+    a folder of their own: without them it does not, and the usual ones carry what was wrong into later processes."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.compiler.reset()
     compiled = torch.compile(COMPILED[what])
-    with config.patch(force_disable_caches=True):  # the disk cache carries a wrong graph into later processes
-        for x in ANNEALED:
-            torch.testing.assert_close(
-                torch.stack(tuple(compiled(x, backend))), torch.stack(tuple(COMPILED[what](x, backend)))
-            )
+    for x in ANNEALED:
+        torch.testing.assert_close(
+            torch.stack(tuple(compiled(x, backend))), torch.stack(tuple(COMPILED[what](x, backend)))
+        )
 
 
 def test_compiled_gradients(on):
